@@ -1,0 +1,1 @@
+"""The central scheduler: decides purely (policy, lifecycle), acts thinly (service), serves (api)."""
