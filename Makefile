@@ -1,0 +1,63 @@
+# All that a checkout needs: Python 3.11 or newer (with venv), git, make. `make` alone lists the targets.
+
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+
+PROTOS := $(wildcard proto/dualpath/v1/*.proto)
+SOURCES := $(wildcard sdk scheduler engine_agent storage_shim simulator tests benchmarks examples)
+UV_VERSION := 0.13.9
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test lint format proto bench-main lock clean
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+setup: $(VENV)/.installed ## create .venv with the locked packages; instant when nothing changed
+
+demo: setup ## one agent session end to end on this machine; OUT=file.json keeps the numbers
+	@$(BIN)/dualpath demo $(if $(OUT),--out $(OUT))
+
+test: setup ## run all tests; ARGS="-k name" passes options to pytest
+	@$(BIN)/pytest $(ARGS)
+
+lint: setup ## style, formatting, types, import rules, freshness of the stubs
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy $(SOURCES)
+	$(BIN)/lint-imports .importlinter
+	$(BIN)/pytest -q -k stubs tests/unit/test_repository.py
+
+format: setup ## let ruff fix and format the sources
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+proto: setup ## write the stubs in sdk/dualpath/v1 from proto/dualpath/v1
+	$(BIN)/python -m grpc_tools.protoc -I proto --python_out=sdk --pyi_out=sdk --grpc_python_out=sdk $(PROTOS)
+
+bench-main: setup ## run the main benchmark; OUT=file.json keeps the numbers
+	@$(BIN)/python benchmarks/bench_main.py $(if $(OUT),--out $(OUT))
+
+lock: ## write requirements.lock from pyproject.toml; UPGRADE=1 takes newer releases
+	$(PYTHON) -m venv build/lock
+	build/lock/bin/python -m pip install --quiet --disable-pip-version-check uv==$(UV_VERSION)
+	build/lock/bin/uv pip compile pyproject.toml --extra dev --universal --python-version 3.11 --generate-hashes \
+	    --custom-compile-command "make lock" $(if $(UPGRADE),--upgrade) --quiet --output-file requirements.lock
+
+clean: ## remove .venv, caches and build output
+	rm -rf .venv build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# Two stamps: a change of pyproject.toml alone reinstalls the package, not its dependencies.
+$(VENV)/.installed: $(VENV)/.locked pyproject.toml
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+$(VENV)/.locked: requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	    { echo "$(PYTHON) is missing or older than 3.11; name another: make $(or $(MAKECMDGOALS),setup) PYTHON=python3.12"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "$(PYTHON) cannot create a venv (Debian: apt install python3-venv)"; exit 1; }
+	@echo "installing the locked packages into $(VENV), about a minute the first time"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
+	@touch $@
