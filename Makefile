@@ -15,6 +15,7 @@ help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(VENV)/.installed ## create .venv with the locked packages; instant when nothing changed
+	@:
 
 demo: setup ## one agent session end to end on this machine; OUT=file.json keeps the numbers
 	@$(BIN)/dualpath demo $(if $(OUT),--out $(OUT))
@@ -26,7 +27,7 @@ lint: setup ## style, formatting, types, import rules, freshness of the stubs
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy $(SOURCES)
-	$(BIN)/lint-imports .importlinter
+	$(BIN)/lint-imports
 	$(BIN)/pytest -q -k stubs tests/unit/test_repository.py
 
 format: setup ## let ruff fix and format the sources
@@ -50,6 +51,7 @@ clean: ## remove .venv, caches and build output
 	find $(SOURCES) -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # Two stamps: a change of pyproject.toml alone reinstalls the package, not its dependencies.
+# --no-deps: the lock is complete, so pip need not resolve it again; with --no-compile that halves the wait.
 $(VENV)/.installed: $(VENV)/.locked pyproject.toml
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
@@ -59,5 +61,6 @@ $(VENV)/.locked: requirements.lock
 	    { echo "$(PYTHON) is missing or older than 3.11; name another: make $(or $(MAKECMDGOALS),setup) PYTHON=python3.12"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "$(PYTHON) cannot create a venv (Debian: apt install python3-venv)"; exit 1; }
 	@echo "installing the locked packages into $(VENV), about a minute the first time"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-compile \
+	    --require-hashes --requirement requirements.lock
 	@touch $@
