@@ -1,0 +1,1 @@
+"""Model <-> stubs, one function each way; the only place that knows both."""
