@@ -13,9 +13,7 @@ import support
 # gate: the same examples on every machine, so a red run is red everywhere.
 # random: new examples on each run, for nightly.
 # No deadline per example: a busy machine is not a bug; pytest-timeout still ends what hangs.
-settings.register_profile(
-    "gate", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
-)
+settings.register_profile("gate", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile(
     "random", deadline=None, max_examples=1000, print_blob=True, suppress_health_check=[HealthCheck.too_slow]
 )

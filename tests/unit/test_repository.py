@@ -14,9 +14,7 @@ from packaging.utils import canonicalize_name
 
 REPO = Path(__file__).resolve().parents[2]
 PYPROJECT = tomllib.loads((REPO / "pyproject.toml").read_text())
-SOURCE_ROOTS: tuple[str, ...] = tuple(
-    PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["dev-mode-dirs"]
-)
+SOURCE_ROOTS: tuple[str, ...] = tuple(PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["dev-mode-dirs"])
 STUBS = REPO / "sdk/dualpath/v1"
 
 LINES_MAX = 600
@@ -68,9 +66,7 @@ def test_the_stubs_are_those_of_the_protos(tmp_path: Path) -> None:
     protos = [str(path) for path in _files() if path.parts[0] == "proto" and path.suffix == ".proto"]
     outputs = [f"--{kind}_out={tmp_path}" for kind in ("python", "pyi", "grpc_python")]
 
-    subprocess.run(
-        [sys.executable, "-m", "grpc_tools.protoc", "-I", "proto", *outputs, *protos], cwd=REPO, check=True
-    )
+    subprocess.run([sys.executable, "-m", "grpc_tools.protoc", "-I", "proto", *outputs, *protos], cwd=REPO, check=True)
 
     fresh = {path.name: path.read_text() for path in (tmp_path / "dualpath/v1").iterdir()}
     kept = {path.name: path.read_text() for path in STUBS.glob("*_pb2*.py*")}
@@ -169,9 +165,7 @@ def _files() -> tuple[Path, ...]:
 @cache
 def _modules() -> tuple[Path, ...]:
     """All Python files but the generated ones."""
-    return tuple(
-        path for path in _files() if path.suffix == ".py" and not path.stem.endswith(("_pb2", "_pb2_grpc"))
-    )
+    return tuple(path for path in _files() if path.suffix == ".py" and not path.stem.endswith(("_pb2", "_pb2_grpc")))
 
 
 def _is_source(path: Path) -> bool:
