@@ -93,9 +93,7 @@ class Agent:
             sent=self._nics.cnic_sent,
             received=self._nics.cnic_received,
         )
-        self._me = SelfDescription(
-            NodeId(settings.node_id), self.agent_epoch, self._layout.layout_hash, self._transfer
-        )
+        self._me = SelfDescription(NodeId(settings.node_id), self.agent_epoch, self._layout.layout_hash, self._transfer)
         self._links = PeerLinks(self._me, self._transfer)
         self._generations = GenerationBook()
         role = "PE" if settings.role is Role.PREFILL else "DE"
@@ -129,8 +127,7 @@ class Agent:
 
     async def _uplink_when_complete(self, group: Group) -> None:
         assert self._uplink is not None
-        while not group.is_complete:
-            await asyncio.sleep(0.05)
+        await group.complete()
         _write_ready(self.settings.ready_file, self.address, self.settings)
         await self._uplink.run()
 
@@ -156,9 +153,7 @@ class Agent:
             cnic_bytes_per_s=settings.cnic_bytes_per_s,
         )
         capacities = tuple(EngineCapacity(e, info.node_id, settings.hbm_tokens) for e in self._engines)
-        node = LocalNode(
-            info, capacities, self._runner, buffers=self._buffers, reads=self._reads, nics=self._nics
-        )
+        node = LocalNode(info, capacities, self._runner, buffers=self._buffers, reads=self._reads, nics=self._nics)
         group = Group(settings.role, node, nodes_wanted=settings.group_nodes)
         upstream = settings.leader or settings.scheduler
         self._uplink = Uplink(
@@ -169,13 +164,9 @@ class Agent:
         )
         desk = None
         if not settings.leader:
-            desk = MemberDesk(
-                group, self._uplink, group_id=settings.group_id, layout_hash=self._layout.layout_hash
-            )
+            desk = MemberDesk(group, self._uplink, group_id=settings.group_id, layout_hash=self._layout.layout_hash)
         decode = self._runner if isinstance(self._runner, DecodeRunner) else None
-        peers_pb2_grpc.add_PeersServicer_to_server(
-            PeersService(self._me, decode, self._generations, desk), server
-        )
+        peers_pb2_grpc.add_PeersServicer_to_server(PeersService(self._me, decode, self._generations, desk), server)
         health = HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         await health.set("", health_pb2.HealthCheckResponse.SERVING)
@@ -254,7 +245,7 @@ class Agent:
         self._uplink.drain("agent is stopping")
         deadline = time.monotonic() + self.settings.drain_s
         await _until(lambda: not len(attempts) and not self._uplink_has_news(), deadline)
-        for key in attempts.keys():
+        for key in attempts.running():
             self._tell(HandbackNote(key, HandbackReason.DRAINING, "agent is stopping"))
         await attempts.cancel_all()
         await asyncio.sleep(0.05)  # one moment for the last frames to leave
@@ -269,9 +260,7 @@ def _build_engines(settings: AgentSettings) -> dict[EngineId, ComputeEngine]:
     return {name: build_engine(spec) for name in names}
 
 
-def _open_storage(
-    settings: AgentSettings, engine: ComputeEngine, namespace: Namespace, nics: Nics
-) -> Storage:
+def _open_storage(settings: AgentSettings, engine: ComputeEngine, namespace: Namespace, nics: Nics) -> Storage:
     directory = DirectoryBackend(settings.storage, namespace, engine.layout, durable=settings.durable_storage)
     backend = PacedBackend(directory, reads=nics.snic_read, writes=nics.snic_write)
     reader = BlockReader(
@@ -300,7 +289,8 @@ async def _cancel_all(tasks: list["asyncio.Task[None]"]) -> None:
 
 
 async def _until(condition: Callable[[], bool], deadline_s: float) -> None:
-    while not condition() and time.monotonic() < deadline_s:
+    """Poll: the conditions of a drain have no one event, and it happens once in a process's life."""
+    while not condition() and time.monotonic() < deadline_s:  # noqa: ASYNC110
         await asyncio.sleep(0.02)
 
 

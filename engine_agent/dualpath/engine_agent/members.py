@@ -79,9 +79,7 @@ class MemberDesk:
         self._group_id = group_id
         self._layout_hash = layout_hash
 
-    async def serve(
-        self, frames: AsyncIterator[agents_pb2.FromGroup], context: "grpc.aio.ServicerContext"
-    ) -> None:
+    async def serve(self, frames: AsyncIterator[agents_pb2.FromGroup], context: "grpc.aio.ServicerContext") -> None:
         """One member's stream, from Hello to its end; what it worked on is then handed back."""
         first = await anext(frames, None)
         problem = self._problem(first)

@@ -48,7 +48,7 @@ class LocalNode:
         self._runner.attempts.cancel(key)
 
     def running(self) -> tuple[AttemptKey, ...]:
-        return self._runner.attempts.keys()
+        return self._runner.attempts.running()
 
     def part(self) -> GroupPart:
         load = NodeLoad(

@@ -85,9 +85,7 @@ class DialledLink:
         self._transfer: TransferLink | None = None
 
     @classmethod
-    async def dial(
-        cls, node_id: NodeId, address: str, me: SelfDescription, transfer: TransferBackend
-    ) -> "DialledLink":
+    async def dial(cls, node_id: NodeId, address: str, me: SelfDescription, transfer: TransferBackend) -> "DialledLink":
         channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         call = peers_pb2_grpc.PeersStub(channel).Link()
         link = cls(node_id, channel, call)
@@ -132,9 +130,7 @@ class DialledLink:
 
     def prefill_done(self, done: PrefillDone) -> None:
         self._check()
-        frame = peers_pb2.PrefillDone(
-            attempt=_ref(done.key), first_token=done.first_token, hit_tokens=done.hit_tokens
-        )
+        frame = peers_pb2.PrefillDone(attempt=_ref(done.key), first_token=done.first_token, hit_tokens=done.hit_tokens)
         self._send(peers_pb2.PeerFrame(prefill_done=frame))
 
     def abort(self, abort: PeerAbort) -> None:
@@ -284,7 +280,7 @@ class PeersService(peers_pb2_grpc.PeersServicer):
             await context.abort(grpc.StatusCode.NOT_FOUND, f"no generation {key} at this node")
         assert generation is not None
         offset = request.offset
-        async for offset, tokens in generation.follow(request.offset):  # noqa: B007
+        async for offset, tokens in generation.follow(request.offset):
             yield peers_pb2.TokenChunk(attempt=key.attempt, offset=offset, tokens=tokens)
             offset += len(tokens)
         yield peers_pb2.TokenChunk(attempt=key.attempt, offset=len(generation.tokens), ended=True)

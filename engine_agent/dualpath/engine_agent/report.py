@@ -1,5 +1,6 @@
 """A group of nodes as one: the leader merges what its own node and its peers state (paper §6, groups and leaders)."""
 
+import asyncio
 from collections.abc import Callable
 from typing import Protocol
 
@@ -36,14 +37,22 @@ class Group:
         self.nodes_wanted = nodes_wanted
         self._members: dict[NodeId, Member] = {own.info.node_id: own}
         self._sent: dict[NodeId, int] = {}  # highest assignment number given to each member
+        self._joined = asyncio.Event()
         self.changed: Callable[[], None] = lambda: None
 
     @property
     def is_complete(self) -> bool:
         return len(self._members) >= self.nodes_wanted
 
+    async def complete(self) -> None:
+        """Return once all nodes of the group have joined."""
+        while not self.is_complete:
+            self._joined.clear()
+            await self._joined.wait()
+
     def join(self, member: Member) -> None:
         self._members[member.info.node_id] = member
+        self._joined.set()
         self.changed()
 
     def leave(self, member: Member) -> None:

@@ -41,7 +41,7 @@ class Rejected(DualPathError):
     def __init__(self, message: str, *, field: str = "", reason: str | None = None, precondition: bool = False) -> None:
         super().__init__(message, reason=reason)
         self.field = field
-        # True: well-formed, but our state or limits forbid it (FAILED_PRECONDITION); False: malformed (INVALID_ARGUMENT).
+        # True: well-formed, but our limits forbid it (FAILED_PRECONDITION); False: malformed (INVALID_ARGUMENT)
         self.precondition = precondition
 
 

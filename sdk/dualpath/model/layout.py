@@ -1,4 +1,4 @@
-"""The shape of KV blocks (paper §A.5): a full block is its layer blocks laid end to end, so no conversion ever happens."""
+"""The shape of KV blocks (paper §A.5): a full block is its layer blocks end to end, so nothing is ever converted."""
 
 import hashlib
 from dataclasses import dataclass

@@ -58,7 +58,7 @@ class Attempts:
     def plans(self) -> Iterator[Plan]:
         return iter(self._plans.values())
 
-    def keys(self) -> tuple[AttemptKey, ...]:
+    def running(self) -> tuple[AttemptKey, ...]:
         return tuple(self._tasks)
 
     def __len__(self) -> int:

@@ -1,4 +1,4 @@
-"""The PE buffer or DE buffer of a node (paper §4.1): host memory with a hard bound, given out in the order of asking."""
+"""The PE buffer or DE buffer of a node (paper §4.1): host memory with a hard bound, given out in order of asking."""
 
 import asyncio
 from collections import deque

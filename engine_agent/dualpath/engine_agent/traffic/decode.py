@@ -7,11 +7,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from dualpath.engine_agent.ports import OfferLink, TransferBackend
-from dualpath.engine_agent.traffic.attempts import Attempts
-from dualpath.engine_agent.traffic.buffers import BufferPool
-from dualpath.engine_agent.traffic.decode_loop import DecodeLoop, Seat
-from dualpath.engine_agent.traffic.generation import BlockChain, Generation, GenerationBook
 from dualpath.engine_agent.plan.notes import (
     AbortReason,
     AttemptKey,
@@ -24,6 +19,11 @@ from dualpath.engine_agent.plan.notes import (
     PrefillDone,
     ProgressNote,
 )
+from dualpath.engine_agent.ports import OfferLink, TransferBackend
+from dualpath.engine_agent.traffic.attempts import Attempts
+from dualpath.engine_agent.traffic.buffers import BufferPool
+from dualpath.engine_agent.traffic.decode_loop import DecodeLoop, Seat
+from dualpath.engine_agent.traffic.generation import BlockChain, Generation, GenerationBook
 from dualpath.engine_agent.traffic.persist import Persister, TurnPersist
 from dualpath.engine_agent.traffic.reads import HitReader
 from dualpath.engine_agent.traffic.rendezvous import Rendezvous
@@ -118,14 +118,10 @@ class DecodeRunner:
             self.rendezvous.forget(key)
             generation.close()
 
-    async def _serve(
-        self, key: AttemptKey, plan: Plan, generation: Generation, held: AsyncExitStack
-    ) -> CommitNote:
+    async def _serve(self, key: AttemptKey, plan: Plan, generation: Generation, held: AsyncExitStack) -> CommitNote:
         turn, parts = plan.turn, self._parts
         loop = parts.loops[plan.pair.de]
-        chain = BlockChain(
-            turn, generation, namespace=parts.namespace, block_tokens=parts.layout.block_tokens
-        )
+        chain = BlockChain(turn, generation, namespace=parts.namespace, block_tokens=parts.layout.block_tokens)
         persist = TurnPersist(key, chain, parts.persister, loop.copy_block)
         async with AsyncExitStack() as buffer_held:
             nbytes = parts.layout.blocks_for(turn.prompt_tokens) * parts.layout.full_block_bytes

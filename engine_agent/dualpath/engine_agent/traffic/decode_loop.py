@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import structlog
 
+from dualpath.engine_agent.plan.notes import AttemptKey
 from dualpath.engine_agent.ports import ComputeEngine
 from dualpath.engine_agent.traffic.generation import Generation
 from dualpath.engine_agent.traffic.nics import Nics
-from dualpath.engine_agent.plan.notes import AttemptKey
 from dualpath.engine_agent.traffic.persist import TurnPersist
 from dualpath.model.errors import DualPathError
 

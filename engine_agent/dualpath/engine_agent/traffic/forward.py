@@ -12,11 +12,11 @@ from dataclasses import dataclass, field
 import structlog
 
 from dualpath.engine_agent.batch.quota import AttentionCost, Chunk, PrefillItem, pack_batch
+from dualpath.engine_agent.plan.notes import AttemptKey
 from dualpath.engine_agent.plan.paths import HitSource, ReadPath, layer_pieces
 from dualpath.engine_agent.ports import ComputeEngine, ForwardChunk, Piece, TransferLink
 from dualpath.engine_agent.traffic.buffers import Buffer
 from dualpath.engine_agent.traffic.nics import Nics
-from dualpath.engine_agent.plan.notes import AttemptKey
 from dualpath.model.errors import DualPathError, Refused
 from dualpath.model.layout import BlockLayout
 
@@ -119,10 +119,8 @@ class ForwardLoop:
     def _pack(self) -> list[tuple[PrefillTask, Chunk]]:
         self._queue = [task for task in self._queue if not task.is_over]
         line = self._queue
-        if line and line[0].alone:
-            line = line[:1]
-        else:
-            line = [task for task in line if not task.alone] or line[:1]
+        head_alone = bool(line) and line[0].alone
+        line = line[:1] if head_alone else [task for task in line if not task.alone]
         items = [
             PrefillItem(
                 turn_id=task.key.turn_id,
@@ -165,9 +163,7 @@ class ForwardLoop:
             for layer in range(self._layout.num_layers):
                 cached = [await load for load in loads]
                 if layer + 1 < self._layout.num_layers:
-                    loads = [
-                        asyncio.ensure_future(self._load(task, chunk.cached, layer + 1)) for task, chunk in batch
-                    ]
+                    loads = [asyncio.ensure_future(self._load(task, chunk.cached, layer + 1)) for task, chunk in batch]
                 computed = await self._compute(self._engine.forward_layer, forward, layer, cached)
                 for (task, chunk), kv in zip(batch, computed, strict=True):
                     await self._send(task, chunk, layer, memoryview(kv).cast("B"))
@@ -200,7 +196,7 @@ class ForwardLoop:
         return [staging[i * layout.layer_block_bytes : (i + 1) * layout.layer_block_bytes] for i in range(blocks)]
 
     async def _send(self, task: PrefillTask, chunk: Chunk, layer: int, kv: memoryview) -> None:
-        """Send a layer's KV to the DE buffer: of all prompt tokens on the PE path, of the miss tokens on the DE path."""
+        """Send a layer's KV to the DE buffer: of all prompt tokens on the PE path, of the misses on the DE path."""
         if task.is_over:
             return
         pieces = _cut(kv, layer_pieces(self._layout, layer=layer, first=chunk.cached, tokens=chunk.bsz))
@@ -219,9 +215,7 @@ class ForwardLoop:
 def _chunk_of(task: PrefillTask, chunk: Chunk) -> ForwardChunk:
     first = chunk.cached - task.path.hit_tokens
     tokens = task.tokens[first : first + chunk.bsz]
-    return ForwardChunk(
-        tokens=tokens, cached=chunk.cached, is_last=chunk.cached + chunk.bsz == task.path.prompt_tokens
-    )
+    return ForwardChunk(tokens=tokens, cached=chunk.cached, is_last=chunk.cached + chunk.bsz == task.path.prompt_tokens)
 
 
 def _cut(kv: memoryview, pieces: Sequence[tuple[int, int]]) -> list[Piece]:

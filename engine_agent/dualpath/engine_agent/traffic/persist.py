@@ -6,8 +6,8 @@ from dataclasses import dataclass
 
 import structlog
 
-from dualpath.engine_agent.traffic.generation import BlockChain
 from dualpath.engine_agent.plan.notes import AttemptKey
+from dualpath.engine_agent.traffic.generation import BlockChain
 from dualpath.model.errors import DualPathError
 from dualpath.model.layout import BlockLayout
 from dualpath.storage_shim.ports import BlockHeader

@@ -7,11 +7,6 @@ from dataclasses import dataclass
 
 import structlog
 
-from dualpath.engine_agent.plan.paths import HitSource, read_path
-from dualpath.engine_agent.ports import PeerDirectory, PeerLink
-from dualpath.engine_agent.traffic.attempts import Attempts
-from dualpath.engine_agent.traffic.buffers import BufferPool
-from dualpath.engine_agent.traffic.forward import ForwardLoop, PrefillTask
 from dualpath.engine_agent.plan.notes import (
     AbortReason,
     AttemptKey,
@@ -23,6 +18,11 @@ from dualpath.engine_agent.plan.notes import (
     PrefillDone,
     ProgressNote,
 )
+from dualpath.engine_agent.plan.paths import HitSource, read_path
+from dualpath.engine_agent.ports import PeerDirectory, PeerLink
+from dualpath.engine_agent.traffic.attempts import Attempts
+from dualpath.engine_agent.traffic.buffers import BufferPool
+from dualpath.engine_agent.traffic.forward import ForwardLoop, PrefillTask
 from dualpath.engine_agent.traffic.reads import HitReader
 from dualpath.model.errors import DualPathError, Refused, Rejected, Stale
 from dualpath.model.ids import EngineId

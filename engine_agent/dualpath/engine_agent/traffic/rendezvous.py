@@ -4,8 +4,8 @@ import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, field
 
-from dualpath.engine_agent.ports import OfferLink
 from dualpath.engine_agent.plan.notes import AttemptKey, PeerAbort, PrefillDone
+from dualpath.engine_agent.ports import OfferLink
 from dualpath.model.errors import Refused
 
 MEETINGS_MAX = 16384  # Wants of plans that have not come yet, and running attempts
@@ -85,5 +85,3 @@ class Rendezvous:
         meeting = self._meeting(key)
         if not meeting.outcome.done():
             meeting.outcome.set_result(outcome)
-
-

@@ -5,6 +5,7 @@ that was told the number writes into it or reads from it without the owner's cod
 deregistered refuses whatever still arrives, and its memory is free only once no thread touches it.
 """
 
+import contextlib
 import queue
 import secrets
 import socket
@@ -321,10 +322,6 @@ def _lost(error: Exception) -> Refused:
 
 
 def _shut(sock: socket.socket) -> None:
-    try:
+    with contextlib.suppress(OSError):
         sock.shutdown(socket.SHUT_RDWR)
-    except OSError:
-        pass
     sock.close()
-
-
