@@ -1,0 +1,107 @@
+"""DE scheduling (paper §6.1): phase 1 spreads the decode queue over DE groups, phase 2 places inside a group.
+
+Phase 1 drains the whole global queue: each turn goes to the group with the least total tokens. Phase 2 takes R, the
+longest prefix of the group's queue that its total free HBM holds, sets the high mark
+Z = 1.05 x (sum of len over R + sum of tok_e) / |G| once per fetch, and pops the head: among the DEs with room, those that
+stay at or under Z are the low class (least seq_e wins), the others the high class (least tok_e wins); none: stop.
+"""
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from dualpath.scheduler.policy.decisions import (
+    DecodeDecision,
+    GroupPlacement,
+    Placement,
+    PlacementReason,
+    StopReason,
+)
+from dualpath.scheduler.policy.snapshot import DecodeSnapshot, EngineView, GroupView, PolicyLimits, WaitingTurn
+
+
+def spread_to_groups(
+    turns: Sequence[WaitingTurn], groups: Sequence[GroupView], *, rotation: int = 0
+) -> tuple[GroupPlacement, ...]:
+    """Phase 1: every turn to a group, or nothing at all where there is no group."""
+    if not groups:
+        return ()
+    heap = [
+        (group.open_tokens + group.queued_tokens, (group.rank - rotation) % len(groups), group.group_id)
+        for group in groups
+    ]
+    heapq.heapify(heap)
+    placements = []
+    for turn in turns:
+        tokens, place, group_id = heap[0]
+        placements.append(GroupPlacement(turn.turn_id, group_id, PlacementReason.LEAST_LOADED_GROUP, tokens))
+        heapq.heapreplace(heap, (tokens + turn.prompt_tokens, place, group_id))
+    return tuple(placements)
+
+
+@dataclass(slots=True)
+class _Load:
+    """An engine's numbers as they change within one fetch."""
+
+    engine: EngineView
+    place: int
+    open_turns: int
+    open_tokens: int
+    free_hbm_tokens: int
+
+
+def assign_decode(snapshot: DecodeSnapshot, limits: PolicyLimits) -> DecodeDecision:
+    """Phase 2: place a prefix of the group's queue, never beyond an engine's free HBM.
+
+    A linear scan per turn: a group has at most 64 engines.
+    """
+    if not snapshot.engines:
+        return DecodeDecision((), StopReason.NO_ENGINES, len(snapshot.waiting), 0.0)
+    count = len(snapshot.engines)
+    loads = [
+        _Load(e, (e.rank - snapshot.rotation) % count, e.open_turns, e.open_tokens, e.free_hbm_tokens)
+        for e in snapshot.engines
+    ]
+    high_mark = _high_mark(snapshot, limits)
+    placements: list[Placement] = []
+    for turn in snapshot.waiting:
+        roomy = [load for load in loads if load.free_hbm_tokens >= turn.total_tokens_max]
+        if not roomy:
+            waiting = len(snapshot.waiting) - len(placements)
+            return DecodeDecision(tuple(placements), StopReason.NO_HBM, waiting, high_mark)
+        low = [load for load in roomy if load.open_tokens + turn.prompt_tokens <= high_mark]
+        if low:
+            chosen = min(low, key=lambda load: (load.open_turns, load.open_tokens, load.place))
+            reason = PlacementReason.LOW_CLASS
+        else:
+            chosen = min(roomy, key=lambda load: (load.open_tokens, load.open_turns, load.place))
+            reason = PlacementReason.HIGH_CLASS
+        placements.append(_placed(turn, chosen, reason))
+    return DecodeDecision(tuple(placements), StopReason.EMPTY_QUEUE, 0, high_mark)
+
+
+def _high_mark(snapshot: DecodeSnapshot, limits: PolicyLimits) -> float:
+    """Z, fixed for this fetch."""
+    free = sum(engine.free_hbm_tokens for engine in snapshot.engines)
+    total = sum(engine.open_tokens for engine in snapshot.engines)
+    for turn in snapshot.waiting:
+        free -= turn.total_tokens_max
+        if free < 0:
+            break
+        total += turn.prompt_tokens
+    return limits.high_mark_factor * total / len(snapshot.engines)
+
+
+def _placed(turn: WaitingTurn, load: _Load, reason: PlacementReason) -> Placement:
+    placement = Placement(
+        turn_id=turn.turn_id,
+        engine_id=load.engine.engine_id,
+        reason=reason,
+        open_tokens=load.open_tokens,
+        open_turns=load.open_turns,
+        free_hbm_tokens=load.free_hbm_tokens,
+    )
+    load.open_turns += 1
+    load.open_tokens += turn.prompt_tokens
+    load.free_hbm_tokens -= turn.total_tokens_max
+    return placement

@@ -1,0 +1,107 @@
+"""What a policy sees and the limits it obeys (paper §6). All values are immutable."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+
+from dualpath.model.errors import Rejected
+from dualpath.model.ids import EngineId, GroupId, NodeId, TurnId
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingTurn:
+    """A turn in a line, as far as placing it needs to know."""
+
+    turn_id: TurnId
+    arrival: int
+    hit_tokens: int
+    miss_tokens: int
+    max_new_tokens: int = 1
+
+    @property
+    def prompt_tokens(self) -> int:
+        """tokens(r) and len(r): the whole prompt (our reading: hit + miss)."""
+        return self.hit_tokens + self.miss_tokens
+
+    @property
+    def total_tokens_max(self) -> int:
+        """HBM a DE must promise: prompt and everything it may generate."""
+        return self.prompt_tokens + self.max_new_tokens
+
+
+@dataclass(frozen=True, slots=True)
+class EngineView:
+    """One engine's load. `rank` is its place in the rotation that breaks ties, unique within the snapshot."""
+
+    engine_id: EngineId
+    node_id: NodeId
+    rank: int
+    open_turns: int
+    open_tokens: int
+    free_hbm_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSnapshot:
+    """One fetch of a PE group: the FIFO (head first), its engines, and the read queues of their nodes.
+
+    rotation  moves on with every fetch, so that ties do not always fall to the same engine
+    """
+
+    waiting: Sequence[WaitingTurn]
+    engines: tuple[EngineView, ...]
+    read_queue_tokens: Mapping[NodeId, int]
+    rotation: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GroupView:
+    """A DE group: open tokens of its engines, and of the turns that wait in its own queue."""
+
+    group_id: GroupId
+    rank: int
+    open_tokens: int
+    queued_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeSnapshot:
+    """One fetch of a DE group: its own queue (head first) and its engines."""
+
+    waiting: Sequence[WaitingTurn]
+    engines: tuple[EngineView, ...]
+    rotation: int = 0
+
+
+class Classify(StrEnum):
+    """When Algorithm 1 sorts engines into its classes."""
+
+    EACH_PLACEMENT = "each_placement"  # our reading: else one fetch could drain the FIFO onto one group
+    ONCE_PER_FETCH = "once_per_fetch"  # the paper's text taken literally
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyLimits:
+    """alpha, beta and the high mark (paper §6); swapped whole while running.
+
+    alpha_tokens      read queue up to which a node counts as short: what its SNIC reads in 3 s
+    beta_tokens       open tokens above which a PE gets nothing: what one GPU processes in 5 s
+    high_mark_factor  headroom over the even share, above which a DE counts as high
+    """
+
+    alpha_tokens: int = 200_000
+    beta_tokens: int = 400_000
+    high_mark_factor: float = 1.05
+    classify: Classify = Classify.EACH_PLACEMENT
+
+    def __post_init__(self) -> None:
+        if self.alpha_tokens < 0:
+            raise _limit("alpha_tokens", self.alpha_tokens, "at least 0")
+        if self.beta_tokens < 0:
+            raise _limit("beta_tokens", self.beta_tokens, "at least 0")
+        if not 1.0 <= self.high_mark_factor <= 10.0:
+            raise _limit("high_mark_factor", self.high_mark_factor, "between 1 and 10")
+
+
+def _limit(field: str, found: float, wanted: str) -> Rejected:
+    return Rejected(f"{field} is {found}, wanted {wanted}", field=field, reason="POLICY_LIMITS")
