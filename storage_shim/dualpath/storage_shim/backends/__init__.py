@@ -1,0 +1,1 @@
+"""Block stores: in memory, and in a directory (a local disk or a 3FS mount)."""

@@ -1,0 +1,1 @@
+"""Around any backend: pacing (emulated NICs), metering, and faults on purpose."""
