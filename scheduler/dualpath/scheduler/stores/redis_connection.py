@@ -7,7 +7,6 @@ of the client library wrap its socket calls in ways that can lose a cancellation
 import asyncio
 import re
 from collections.abc import Sequence
-from urllib.parse import urlsplit, urlunsplit
 
 import hiredis
 from redis.asyncio.connection import AbstractConnection, ConnectionPool
@@ -62,8 +61,11 @@ class RedisConnection:
                 url, socket_timeout=None, socket_connect_timeout=connect_timeout_s, protocol=2, driver_info=None
             )
             self._connection: AbstractConnection = pool.make_connection()  # type: ignore[no-untyped-call]
-        except (ValueError, TypeError) as error:
-            raise Rejected(f"redis_url {self.name}: {error}", field="redis_url") from error
+        except (ValueError, TypeError):
+            # Without the cause: its text may quote a piece of the password.
+            raise Rejected(
+                f"redis_url is {self.name}, wanted redis://, rediss:// or unix://", field="redis_url"
+            ) from None
 
     async def exchange(self, *commands: Command) -> list[object]:
         """Send the commands together and return a reply for each; an error reply is returned, not raised.
@@ -90,9 +92,9 @@ class RedisConnection:
                 await connection.disconnect(nowait=True)
             if not connection.is_connected:
                 await connection.connect()  # type: ignore[no-untyped-call]
-        except (AuthenticationError, AuthorizationError, ResponseError) as error:
-            raise self.translate(error) from error
         except (RedisError, OSError) as error:
+            if reply := _reply_within(error):
+                raise self.translate(reply) from error
             raise self.refused(f"cannot connect: {error}") from error
         except asyncio.CancelledError:
             await connection.disconnect(nowait=True)  # a handshake may be half done
@@ -150,15 +152,15 @@ class RedisConnection:
 
 def hide_password(url: str) -> str:
     """The URL as it may be logged."""
-    try:
-        parts = urlsplit(url)
-        if parts.password is None and "password=" not in parts.query:
-            return url
-        netloc = re.sub(r":[^@]*@", ":***@", parts.netloc)
-        query = re.sub(r"(password=)[^&]*", r"\1***", parts.query)
-        return urlunsplit(parts._replace(netloc=netloc, query=query))
-    except ValueError:
-        return "(not a URL)"
+    without = re.sub(r"(://[^/:@]*:).*@", r"\1***@", url)  # to the last @: a password may hold one
+    return re.sub(r"(password=)[^&]*", r"\1***", without)
+
+
+def _reply_within(error: BaseException) -> RedisError | None:
+    """The answer of the server to a handshake; the client wraps it as if the network had failed."""
+    if isinstance(error, AuthenticationError | AuthorizationError | BusyLoadingError | ResponseError):
+        return error
+    return _reply_within(error.__cause__) if error.__cause__ else None
 
 
 def is_missing_script(reply: object) -> bool:
