@@ -139,7 +139,7 @@ class DialledLink:
 
     def forget(self, key: AttemptKey) -> None:
         for futures in (self._offers, self._aborts):
-            future = futures.pop(key, None)  # type: ignore[attr-defined]
+            future = futures.pop(key, None)
             if future is not None and not future.done():
                 future.cancel()
 
@@ -199,7 +199,7 @@ class DialledLink:
     def _lose(self, why: str) -> None:
         self._lost = Refused(f"link to node {self.node_id} lost: {why}", retry_after_s=0.5, reason="PEER_LOST")
         for futures in (self._offers, self._aborts):
-            for future in futures.values():  # type: ignore[attr-defined]
+            for future in futures.values():
                 if not future.done():
                     future.set_exception(self._lost)
                     future.exception()  # seen: not every future has somebody waiting

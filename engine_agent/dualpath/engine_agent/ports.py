@@ -2,10 +2,126 @@
 
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
 
 from dualpath.engine_agent.plan.notes import AttemptKey, Offer, PeerAbort, PrefillDone
 from dualpath.model.ids import NodeId
+from dualpath.model.layout import BlockLayout
+
+Floats = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardChunk:
+    """What one forward computes of a turn: `tokens` after `cached` tokens that have KV already.
+
+    is_last  these tokens end the prompt: the forward gives the first generated token
+    """
+
+    tokens: tuple[int, ...]
+    cached: int
+    is_last: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Sampled:
+    """One generated token and, where the engine has any, its logits [vocab_size] float32."""
+
+    token: int
+    logits: Floats | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Whether generated tokens are what a full recompute without any cache gives.
+
+    smallest_margin  least distance between the best and the second best logit: how far rounding was from mattering
+    """
+
+    equal: bool
+    tokens_checked: int
+    first_mismatch: int | None
+    smallest_margin: float
+
+
+class ComputeEngine(Protocol):
+    """One GPU's model. Calls block; the agent calls from one thread per engine.
+
+    KV blocks are bytes as BlockLayout says. Prefill runs layer by layer and holds one layer's prefix KV at a time
+    (paper §4.1, layerwise prefill); decode keeps the KV of admitted turns in the engine ("HBM").
+    """
+
+    @property
+    def layout(self) -> BlockLayout: ...
+
+    @property
+    def model_name(self) -> str: ...
+
+    @property
+    def model_revision(self) -> str: ...
+
+    @property
+    def dtype(self) -> str: ...
+
+    @property
+    def vocab_size(self) -> int: ...
+
+    @property
+    def tokens_max(self) -> int:
+        """Longest context, prompt and generation together."""
+        ...
+
+    def begin_forward(self, chunks: Sequence[ForwardChunk]) -> Any:
+        """Start one forward batch; raises Rejected for tokens outside the vocabulary or a context too long."""
+        ...
+
+    def forward_layer(
+        self, forward: Any, layer: int, cached_kv: Sequence[Sequence[memoryview]]
+    ) -> Sequence[memoryview]:
+        """Compute layer `layer`; layers come in order.
+
+        cached_kv  per chunk, the layer blocks [block_tokens, bytes_per_token_layer] of its cached tokens, in order
+        return     per chunk, the KV of its new tokens [len(tokens), bytes_per_token_layer], C order
+        raises     BlockSizeError for blocks that do not hold exactly the cached tokens
+        """
+        ...
+
+    def end_forward(self, forward: Any) -> Sequence[Sampled | None]:
+        """The first generated token of each chunk that ends its prompt, None for the others."""
+        ...
+
+    def admit(self, slot: str, blocks: Sequence[memoryview], tokens: int, tokens_max: int, first_token: int) -> None:
+        """Copy a prompt's KV from the host: full blocks [num_layers, block_tokens, bytes_per_token_layer].
+
+        tokens      prompt tokens, all with KV; the last block may be partly filled
+        tokens_max  tokens the slot must be able to hold
+        """
+        ...
+
+    def decode_step(self, slots: Sequence[str]) -> Sequence[Sampled]:
+        """One step of a continuous batch: each slot's last token gets its KV, the next token comes out."""
+        ...
+
+    def kv_tokens(self, slot: str) -> int:
+        """Tokens of the slot that have KV."""
+        ...
+
+    def copy_block(self, slot: str, index: int, into: memoryview) -> None:
+        """Copy one full block to the host; raises Rejected if its tokens do not all have KV yet."""
+        ...
+
+    def release(self, slot: str) -> None:
+        """Free a slot; releasing twice, or an unknown slot, is fine."""
+        ...
+
+    def verify(self, prompt: Sequence[int], generated: Sequence[int]) -> Verdict:
+        """Check a turn against a full recompute that uses no cache."""
+        ...
+
 
 Piece = tuple[int, memoryview]
 """(offset in the peer's region, this side's memory): one contiguous part of a transfer."""

@@ -1,7 +1,7 @@
 """Check turns against a full recompute without any cache: `python -m dualpath.engine_agent.verify < turns.jsonl`.
 
 One JSON object per line, {"prompt": [ids], "generated": [ids]}. Each generated token must be the one the model gives
-for everything before it. The last line of output is {"checked": N, "equal": M, "tokens": T}; exit 0 only if all are equal.
+for everything before it. The last line of output is {"checked": N, "equal": M, "tokens": T}; exit 0 if all are equal.
 """
 
 import argparse

@@ -1,8 +1,8 @@
 """Compute-quota packing of a PE's forward batch (paper §6.2): first in, first out, cut to fit, never zero progress.
 
-Each item is (cached, bsz): tokens that have KV already, tokens to compute now. From these the attention time of the whole
-forward, all layers together, is predicted. Items join while the prediction stays within the quota; the one that would
-exceed it is cut by binary search to the largest bsz' that fits (chunked prefill), and the rest keeps its place.
+Each item is (cached, bsz): tokens that have KV already, tokens to compute now. From these the attention time of the
+whole forward, all layers together, is predicted. Items join while the prediction stays within the quota; the one that
+would exceed it is cut by binary search to the largest bsz' that fits (chunked prefill), and the rest keeps its place.
 """
 
 from collections.abc import Sequence

@@ -27,6 +27,7 @@ from dualpath.engine_agent.traffic.generation import BlockChain, Generation, Gen
 from dualpath.engine_agent.traffic.persist import Persister, TurnPersist
 from dualpath.engine_agent.traffic.reads import HitReader
 from dualpath.engine_agent.traffic.rendezvous import Rendezvous
+from dualpath.engine_agent.traffic.threads import uninterrupted
 from dualpath.model.errors import DualPathError, Refused
 from dualpath.model.ids import ROOT_KEY, EngineId, Namespace
 from dualpath.model.layout import BlockLayout
@@ -145,7 +146,7 @@ class DecodeRunner:
             held.push_async_callback(persist.cancel)
             size = parts.layout.full_block_bytes
             blocks = [buffer.memory[at : at + size] for at in range(0, nbytes, size)]
-            await _uninterrupted(loop.admit(seat, blocks, first_token=done.first_token))
+            await uninterrupted(loop.admit(seat, blocks, first_token=done.first_token))
         loop.join(seat)
         await seat.finished
         whole = await persist.settle()
@@ -164,7 +165,7 @@ class DecodeRunner:
             link.offer(Offer(key, region, len(memory), hit_tokens))
             outcome = await self.rendezvous.outcome(key)
         finally:
-            await _uninterrupted(asyncio.wrap_future(parts.transfer.deregister(region)))
+            await uninterrupted(asyncio.wrap_future(parts.transfer.deregister(region)))
         if isinstance(outcome, PeerAbort) and outcome.reason is not AbortReason.CONTEXT_LOST:
             raise _PeerGaveUp(outcome.message or outcome.reason)
         return outcome
@@ -203,13 +204,3 @@ def _handback_reason(error: Exception) -> HandbackReason:
             return HandbackReason.REFUSED
         case _:
             return HandbackReason.ENGINE_FAILED
-
-
-async def _uninterrupted(awaitable):  # type: ignore[no-untyped-def]
-    """Await to the end even if cancelled meanwhile (memory is in use); the cancellation then goes on."""
-    task = asyncio.ensure_future(awaitable)
-    try:
-        return await asyncio.shield(task)
-    except asyncio.CancelledError:
-        await asyncio.wait([task])
-        raise

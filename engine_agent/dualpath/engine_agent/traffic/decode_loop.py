@@ -12,6 +12,7 @@ from dualpath.engine_agent.ports import ComputeEngine
 from dualpath.engine_agent.traffic.generation import Generation
 from dualpath.engine_agent.traffic.nics import Nics
 from dualpath.engine_agent.traffic.persist import TurnPersist
+from dualpath.engine_agent.traffic.threads import on_thread
 from dualpath.model.errors import DualPathError
 
 log = structlog.get_logger("dualpath.decode")
@@ -43,8 +44,14 @@ class DecodeLoop:
         turn = seat.generation.turn
         nbytes = turn.prompt_tokens * self._engine.layout.bytes_per_token
         await asyncio.to_thread(self._nics.cnic_received.take, nbytes)
-        await self._on_thread(
-            self._engine.admit, str(seat.key), blocks, turn.prompt_tokens, turn.total_tokens_max, first_token
+        await on_thread(
+            self._thread,
+            self._engine.admit,
+            str(seat.key),
+            blocks,
+            turn.prompt_tokens,
+            turn.total_tokens_max,
+            first_token,
         )
 
     def join(self, seat: Seat) -> None:
@@ -58,12 +65,12 @@ class DecodeLoop:
 
     async def copy_block(self, key: AttemptKey, index: int, into: memoryview) -> None:
         """Device -> host: one full block, for persisting."""
-        await self._on_thread(self._engine.copy_block, str(key), index, into)
+        await on_thread(self._thread, self._engine.copy_block, str(key), index, into)
 
     async def release(self, key: AttemptKey) -> None:
         """Free the turn's HBM; releasing twice changes nothing."""
         self._seats.pop(key, None)
-        await self._on_thread(self._engine.release, str(key))
+        await on_thread(self._thread, self._engine.release, str(key))
 
     async def run(self) -> None:
         """Serve until cancelled."""
@@ -80,7 +87,7 @@ class DecodeLoop:
 
     async def _step(self, seats: list[Seat]) -> None:
         try:
-            sampled = await self._on_thread(self._engine.decode_step, [str(seat.key) for seat in seats])
+            sampled = await on_thread(self._thread, self._engine.decode_step, [str(seat.key) for seat in seats])
         except (DualPathError, ValueError, ArithmeticError) as error:
             self._blame(seats, error)
             return
@@ -113,6 +120,3 @@ class DecodeLoop:
             self._seats.pop(seat.key, None)
             if not seat.finished.done():
                 seat.finished.set_exception(error)
-
-    async def _on_thread(self, function, *arguments):  # type: ignore[no-untyped-def]
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)

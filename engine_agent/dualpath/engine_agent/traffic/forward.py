@@ -5,7 +5,7 @@ buffers. Only one layer's hit KV (and the next one's, being fetched) is in the e
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
@@ -17,6 +17,7 @@ from dualpath.engine_agent.plan.paths import HitSource, ReadPath, layer_pieces
 from dualpath.engine_agent.ports import ComputeEngine, ForwardChunk, Piece, TransferLink
 from dualpath.engine_agent.traffic.buffers import Buffer
 from dualpath.engine_agent.traffic.nics import Nics
+from dualpath.engine_agent.traffic.threads import on_thread
 from dualpath.model.errors import DualPathError, Refused
 from dualpath.model.layout import BlockLayout
 
@@ -157,14 +158,14 @@ class ForwardLoop:
 
     async def _run_layers(self, batch: list[tuple[PrefillTask, Chunk]]) -> list[int | None]:
         chunks = [_chunk_of(task, chunk) for task, chunk in batch]
-        forward = await self._compute(self._engine.begin_forward, chunks)
+        forward = await on_thread(self._thread, self._engine.begin_forward, chunks)
         loads = [asyncio.ensure_future(self._load(task, chunk.cached, 0)) for task, chunk in batch]
         try:
             for layer in range(self._layout.num_layers):
                 cached = [await load for load in loads]
                 if layer + 1 < self._layout.num_layers:
                     loads = [asyncio.ensure_future(self._load(task, chunk.cached, layer + 1)) for task, chunk in batch]
-                computed = await self._compute(self._engine.forward_layer, forward, layer, cached)
+                computed = await on_thread(self._thread, self._engine.forward_layer, forward, layer, cached)
                 for (task, chunk), kv in zip(batch, computed, strict=True):
                     await self._send(task, chunk, layer, memoryview(kv).cast("B"))
         finally:
@@ -172,7 +173,7 @@ class ForwardLoop:
             for load in loads:
                 if not load.cancelled():
                     load.exception()  # seen: the first failure already propagates
-            sampled = await self._compute(self._engine.end_forward, forward)
+            sampled = await on_thread(self._thread, self._engine.end_forward, forward)
         return [None if one is None else one.token for one in sampled]
 
     async def _load(self, task: PrefillTask, cached: int, layer: int) -> list[memoryview]:
@@ -208,9 +209,6 @@ class ForwardLoop:
                 pieces = [(at, task.buffer.memory[at : at + length]) for at, length in hits] + pieces
         task.track(await _post(task.link.write, task.region, pieces))
 
-    async def _compute(self, function, *arguments):  # type: ignore[no-untyped-def]
-        return await asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
-
 
 def _chunk_of(task: PrefillTask, chunk: Chunk) -> ForwardChunk:
     first = chunk.cached - task.path.hit_tokens
@@ -226,12 +224,13 @@ def _cut(kv: memoryview, pieces: Sequence[tuple[int, int]]) -> list[Piece]:
     return cut
 
 
-async def _post(post, region: int, pieces: Sequence[Piece]) -> "Future[None]":  # type: ignore[no-untyped-def]
+async def _post(
+    post: Callable[[int, Sequence[Piece]], "Future[None]"], region: int, pieces: Sequence[Piece]
+) -> "Future[None]":
     """Queue a transfer, waiting while the link's bounded queue is full."""
     while True:
         try:
-            future: Future[None] = post(region, pieces)
-            return future
+            return post(region, pieces)
         except Refused as error:
             if error.reason != "LINK_FULL":
                 raise

@@ -76,7 +76,7 @@ class BlockChain:
         self._turn = turn
         self._generation = generation
         self._namespace = namespace
-        self._block_tokens = block_tokens
+        self.block_tokens = block_tokens
         self.hit_blocks = turn.hit_tokens // block_tokens
         self.keys: list[BlockKey] = []
 
@@ -87,10 +87,10 @@ class BlockChain:
 
     def extend(self) -> tuple[BlockKey, BlockKey, tuple[int, ...]]:
         """Name the next block: (key, parent, its tokens). The caller has seen that all its tokens exist."""
-        first = len(self.keys) * self._block_tokens
-        prompt = self._turn.tokens[first : first + self._block_tokens]
+        first = len(self.keys) * self.block_tokens
+        prompt = self._turn.tokens[first : first + self.block_tokens]
         start = max(0, first - len(self._turn.tokens))
-        more = self._generation.tokens[start : start + self._block_tokens - len(prompt)]
+        more = self._generation.tokens[start : start + self.block_tokens - len(prompt)]
         tokens = (*prompt, *more)
         parent = self.keys[-1] if self.keys else (self._turn.hit_keys[-1] if self._turn.hit_keys else ROOT_KEY)
         key = block_key(self._namespace, parent, tokens)

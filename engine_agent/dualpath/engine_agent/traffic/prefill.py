@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
+from typing import Any
 
 import structlog
 
@@ -156,7 +157,8 @@ class PrefillRunner:
         """The first token, unless the DE gives up or its link breaks before."""
         aborted = asyncio.ensure_future(link.aborted(key))
         try:
-            await asyncio.wait({finished, aborted}, return_when=asyncio.FIRST_COMPLETED)
+            either: set[asyncio.Future[Any]] = {finished, aborted}
+            await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
             if not finished.done():
                 raise PeerAborted((await aborted).message)
             return finished.result()

@@ -3,6 +3,7 @@
 import asyncio
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from typing import Any
 
 from dualpath.engine_agent.plan.notes import AttemptKey, PeerAbort, PrefillDone
 from dualpath.engine_agent.ports import OfferLink
@@ -11,7 +12,7 @@ from dualpath.model.errors import Refused
 MEETINGS_MAX = 16384  # Wants of plans that have not come yet, and running attempts
 
 
-def _future() -> "asyncio.Future":  # type: ignore[type-arg]
+def _future() -> "asyncio.Future[Any]":
     return asyncio.get_running_loop().create_future()
 
 
@@ -55,7 +56,8 @@ class Rendezvous:
     async def wanted(self, key: AttemptKey) -> OfferLink:
         """The PE's link, once it has asked. An abort that came first ends the wait too."""
         meeting = self._meeting(key)
-        await asyncio.wait({meeting.link, meeting.outcome}, return_when=asyncio.FIRST_COMPLETED)
+        either: set[asyncio.Future[Any]] = {meeting.link, meeting.outcome}
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
         if meeting.link.done():
             return meeting.link.result()
         outcome = meeting.outcome.result()
