@@ -4,9 +4,11 @@ Same signatures as the paper's rules, so that a comparison is one switch. HBM is
 not be a policy but a crash. Basic of the paper = round robin and PE reads only.
 """
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import cycle
 
-from dualpath.model.ids import NodeId
+from dualpath.model.ids import EngineId, NodeId
 from dualpath.model.turn import ReadSide
 from dualpath.scheduler.policy.decisions import (
     DecodeDecision,
@@ -25,23 +27,19 @@ from dualpath.scheduler.policy.snapshot import (
     PolicyLimits,
     PrefillSnapshot,
     WaitingTurn,
+    in_rotation,
 )
 
 
 def round_robin_prefill(snapshot: PrefillSnapshot, limits: PolicyLimits) -> PrefillDecision:
     """Turns to PEs one after the other, whatever their load."""
-    engines = _in_rotation(snapshot.engines, snapshot.rotation)
-    if not engines:
+    if not snapshot.engines:
         return PrefillDecision((), StopReason.NO_ENGINES, len(snapshot.waiting))
+    engines = cycle(in_rotation(snapshot.engines, snapshot.rotation))
+    given = _Given()
     placements = tuple(
-        Placement(
-            turn_id=turn.turn_id,
-            engine_id=engines[i % len(engines)].engine_id,
-            reason=PlacementReason.ROUND_ROBIN,
-            open_tokens=engines[i % len(engines)].open_tokens,
-            open_turns=engines[i % len(engines)].open_turns,
-        )
-        for i, turn in enumerate(snapshot.waiting)
+        given.place(turn, engine, read_queue_tokens=snapshot.read_queue_tokens.get(engine.node_id, 0))
+        for turn, engine in zip(snapshot.waiting, engines, strict=False)
     )
     return PrefillDecision(placements, StopReason.EMPTY_QUEUE, 0)
 
@@ -50,45 +48,29 @@ def round_robin_groups(
     turns: Sequence[WaitingTurn], groups: Sequence[GroupView], *, rotation: int = 0
 ) -> tuple[GroupPlacement, ...]:
     """Turns to DE groups one after the other."""
-    order = sorted(groups, key=lambda group: (group.rank - rotation) % len(groups))
-    return tuple(
-        GroupPlacement(
-            turn.turn_id,
-            order[i % len(order)].group_id,
-            PlacementReason.ROUND_ROBIN,
-            order[i % len(order)].open_tokens + order[i % len(order)].queued_tokens,
-        )
-        for i, turn in enumerate(turns if order else ())
-    )
+    tokens = {group.group_id: group.open_tokens + group.queued_tokens for group in groups}
+    placements: list[GroupPlacement] = []
+    for turn, group in zip(turns, cycle(in_rotation(groups, rotation)), strict=False):
+        group_id = group.group_id
+        placements.append(GroupPlacement(turn.turn_id, group_id, PlacementReason.ROUND_ROBIN, tokens[group_id]))
+        tokens[group_id] += turn.prompt_tokens
+    return tuple(placements)
 
 
 def round_robin_decode(snapshot: DecodeSnapshot, limits: PolicyLimits) -> DecodeDecision:
     """Turns to DEs one after the other, skipping those without the HBM."""
-    engines = _in_rotation(snapshot.engines, snapshot.rotation)
-    if not engines:
+    if not snapshot.engines:
         return DecodeDecision((), StopReason.NO_ENGINES, len(snapshot.waiting), 0.0)
-    free = {engine.engine_id: engine.free_hbm_tokens for engine in engines}
+    engines = in_rotation(snapshot.engines, snapshot.rotation)
+    given = _Given()
     placements: list[Placement] = []
-    at = 0
     for turn in snapshot.waiting:
-        for step in range(len(engines)):
-            engine = engines[(at + step) % len(engines)]
-            if free[engine.engine_id] >= turn.total_tokens_max:
-                break
-        else:
+        roomy = (at for at, engine in enumerate(engines) if given.free_hbm_tokens(engine) >= turn.total_tokens_max)
+        at = next(roomy, None)
+        if at is None:
             return DecodeDecision(tuple(placements), StopReason.NO_HBM, len(snapshot.waiting) - len(placements), 0.0)
-        placements.append(
-            Placement(
-                turn_id=turn.turn_id,
-                engine_id=engine.engine_id,
-                reason=PlacementReason.ROUND_ROBIN,
-                open_tokens=engine.open_tokens,
-                open_turns=engine.open_turns,
-                free_hbm_tokens=free[engine.engine_id],
-            )
-        )
-        free[engine.engine_id] -= turn.total_tokens_max
-        at = engines.index(engine) + 1
+        placements.append(given.place(turn, engines[at], free_hbm_tokens=given.free_hbm_tokens(engines[at])))
+        engines = engines[at + 1 :] + engines[: at + 1]
     return DecodeDecision(tuple(placements), StopReason.EMPTY_QUEUE, 0, 0.0)
 
 
@@ -119,5 +101,30 @@ def read_alternating(
     return ReadSideDecision(side, reason, read_queue_tokens.get(pe_node, 0), read_queue_tokens.get(de_node, 0))
 
 
-def _in_rotation(engines: Sequence[EngineView], rotation: int) -> list[EngineView]:
-    return sorted(engines, key=lambda engine: (engine.rank - rotation) % len(engines))
+class _Given:
+    """What this fetch has given to each engine so far, so that a placement shows the load just before it."""
+
+    def __init__(self) -> None:
+        self._turns: Counter[EngineId] = Counter()
+        self._tokens: Counter[EngineId] = Counter()
+        self._hbm_tokens: Counter[EngineId] = Counter()
+
+    def free_hbm_tokens(self, engine: EngineView) -> int:
+        return engine.free_hbm_tokens - self._hbm_tokens[engine.engine_id]
+
+    def place(
+        self, turn: WaitingTurn, engine: EngineView, *, read_queue_tokens: int = 0, free_hbm_tokens: int = 0
+    ) -> Placement:
+        placement = Placement(
+            turn_id=turn.turn_id,
+            engine_id=engine.engine_id,
+            reason=PlacementReason.ROUND_ROBIN,
+            open_tokens=engine.open_tokens + self._tokens[engine.engine_id],
+            open_turns=engine.open_turns + self._turns[engine.engine_id],
+            read_queue_tokens=read_queue_tokens,
+            free_hbm_tokens=free_hbm_tokens,
+        )
+        self._turns[engine.engine_id] += 1
+        self._tokens[engine.engine_id] += turn.prompt_tokens
+        self._hbm_tokens[engine.engine_id] += turn.total_tokens_max
+        return placement

@@ -17,7 +17,14 @@ from dualpath.scheduler.policy.decisions import (
     PlacementReason,
     StopReason,
 )
-from dualpath.scheduler.policy.snapshot import DecodeSnapshot, EngineView, GroupView, PolicyLimits, WaitingTurn
+from dualpath.scheduler.policy.snapshot import (
+    DecodeSnapshot,
+    EngineView,
+    GroupView,
+    PolicyLimits,
+    WaitingTurn,
+    in_rotation,
+)
 
 
 def spread_to_groups(
@@ -27,8 +34,8 @@ def spread_to_groups(
     if not groups:
         return ()
     heap = [
-        (group.open_tokens + group.queued_tokens, (group.rank - rotation) % len(groups), group.group_id)
-        for group in groups
+        (group.open_tokens + group.queued_tokens, place, group.group_id)
+        for place, group in enumerate(in_rotation(groups, rotation))
     ]
     heapq.heapify(heap)
     placements = []
@@ -44,7 +51,6 @@ class _Load:
     """An engine's numbers as they change within one fetch."""
 
     engine: EngineView
-    place: int
     open_turns: int
     open_tokens: int
     free_hbm_tokens: int
@@ -53,14 +59,13 @@ class _Load:
 def assign_decode(snapshot: DecodeSnapshot, limits: PolicyLimits) -> DecodeDecision:
     """Phase 2: place a prefix of the group's queue, never beyond an engine's free HBM.
 
-    A linear scan per turn: a group has at most 64 engines.
+    A linear scan per turn: a group has at most 64 engines. Full ties fall to the first in the rotation.
     """
     if not snapshot.engines:
         return DecodeDecision((), StopReason.NO_ENGINES, len(snapshot.waiting), 0.0)
-    count = len(snapshot.engines)
     loads = [
-        _Load(e, (e.rank - snapshot.rotation) % count, e.open_turns, e.open_tokens, e.free_hbm_tokens)
-        for e in snapshot.engines
+        _Load(engine, engine.open_turns, engine.open_tokens, engine.free_hbm_tokens)
+        for engine in in_rotation(snapshot.engines, snapshot.rotation)
     ]
     high_mark = _high_mark(snapshot, limits)
     placements: list[Placement] = []
@@ -71,18 +76,18 @@ def assign_decode(snapshot: DecodeSnapshot, limits: PolicyLimits) -> DecodeDecis
             return DecodeDecision(tuple(placements), StopReason.NO_HBM, waiting, high_mark)
         low = [load for load in roomy if load.open_tokens + turn.prompt_tokens <= high_mark]
         if low:
-            chosen = min(low, key=lambda load: (load.open_turns, load.open_tokens, load.place))
+            chosen = min(low, key=lambda load: (load.open_turns, load.open_tokens))
             reason = PlacementReason.LOW_CLASS
         else:
-            chosen = min(roomy, key=lambda load: (load.open_tokens, load.open_turns, load.place))
+            chosen = min(roomy, key=lambda load: (load.open_tokens, load.open_turns))
             reason = PlacementReason.HIGH_CLASS
         placements.append(_placed(turn, chosen, reason))
     return DecodeDecision(tuple(placements), StopReason.EMPTY_QUEUE, 0, high_mark)
 
 
 def _high_mark(snapshot: DecodeSnapshot, limits: PolicyLimits) -> float:
-    """Z, fixed for this fetch."""
-    free = sum(engine.free_hbm_tokens for engine in snapshot.engines)
+    """Z, fixed for this fetch. A DE in debt (its report says less than was promised) takes nothing from the others."""
+    free = sum(max(engine.free_hbm_tokens, 0) for engine in snapshot.engines)
     total = sum(engine.open_tokens for engine in snapshot.engines)
     for turn in snapshot.waiting:
         free -= turn.total_tokens_max

@@ -11,12 +11,11 @@ engines, keyed by (class, tok_e, ties), gives each placement in O(log engines).
 
 import heapq
 
-from dualpath.model.ids import NodeId
 from dualpath.scheduler.policy.decisions import Placement, PlacementReason, PrefillDecision, StopReason
-from dualpath.scheduler.policy.snapshot import Classify, EngineView, PolicyLimits, PrefillSnapshot
+from dualpath.scheduler.policy.snapshot import Classify, EngineView, PolicyLimits, PrefillSnapshot, in_rotation
 
 # (is C3, tok_e, read_q, seq_e, place in the rotation, engine): ties fall to the shortest read queue, then to the fewest
-# turns, then to the rotation (our reading: never always to the lowest id)
+# turns, then to the rotation (our reading: never always to the lowest id); places differ, so engines are not compared
 _Entry = tuple[bool, int, int, int, int, EngineView]
 
 
@@ -24,7 +23,11 @@ def assign_prefill(snapshot: PrefillSnapshot, limits: PolicyLimits) -> PrefillDe
     """Place a prefix of `snapshot.waiting`; changes nothing, neither the snapshot nor the engines."""
     if not snapshot.engines:
         return PrefillDecision((), StopReason.NO_ENGINES, len(snapshot.waiting))
-    heap = [_entry(engine, snapshot, limits) for engine in snapshot.engines if engine.open_tokens <= limits.beta_tokens]
+    heap = [
+        _entry(engine, place, snapshot, limits)
+        for place, engine in enumerate(in_rotation(snapshot.engines, snapshot.rotation))
+        if engine.open_tokens <= limits.beta_tokens
+    ]
     heapq.heapify(heap)
     placements: list[Placement] = []
     for turn in snapshot.waiting:
@@ -58,9 +61,8 @@ def assign_prefill(snapshot: PrefillSnapshot, limits: PolicyLimits) -> PrefillDe
     return PrefillDecision(tuple(placements), StopReason.EMPTY_QUEUE, 0)
 
 
-def _entry(engine: EngineView, snapshot: PrefillSnapshot, limits: PolicyLimits) -> _Entry:
-    read_queue = snapshot.read_queue_tokens.get(NodeId(engine.node_id), 0)
-    place = (engine.rank - snapshot.rotation) % len(snapshot.engines)
+def _entry(engine: EngineView, place: int, snapshot: PrefillSnapshot, limits: PolicyLimits) -> _Entry:
+    read_queue = snapshot.read_queue_tokens.get(engine.node_id, 0)
     return (
         read_queue > limits.alpha_tokens,
         engine.open_tokens,

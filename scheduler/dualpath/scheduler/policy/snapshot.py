@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Protocol, TypeVar
 
 from dualpath.model.errors import Rejected
 from dualpath.model.ids import EngineId, GroupId, NodeId, TurnId
@@ -39,6 +40,24 @@ class EngineView:
     open_turns: int
     open_tokens: int
     free_hbm_tokens: int = 0
+
+
+class Ranked(Protocol):
+    @property
+    def rank(self) -> int: ...
+
+
+RankedT = TypeVar("RankedT", bound=Ranked)
+
+
+def in_rotation(views: Sequence[RankedT], rotation: int) -> list[RankedT]:
+    """Engines or groups in the order in which ties fall to them: by rank, the first `rotation` of them moved behind.
+
+    Counted in places, not in ranks: engines come and go, and a gap in the ranks must not favour anyone.
+    """
+    order = sorted(views, key=lambda view: view.rank)
+    start = rotation % len(order) if order else 0
+    return order[start:] + order[:start]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,466 @@
+"""The ledger: every turn, every line, and a record for everything reserved (laws I1, I2, I4, I5).
+
+Each mutating method moves one turn along the table, opens or closes its records, and returns the change set that makes
+the same true in the store. Counters are sums over records, kept as they change; `recount` computes them anew.
+
+    resource        holder    from                       until
+    prefill_tokens  PE        PE assigned                prefill done
+    decode_tokens   DE        plan                       end
+    hbm_tokens      DE        plan (prompt + max new)    end
+    read_tokens     node      plan (hit tokens)          read done
+"""
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from dualpath.model.errors import Broken
+from dualpath.model.ids import EngineId, GroupId, NodeId, TurnId
+from dualpath.model.turn import Pair, ReadSide, Role, Turn, TurnResult, TurnState
+from dualpath.scheduler.lifecycle.changes import (
+    ChangeSet,
+    CloseRecord,
+    Dequeue,
+    DropIdempotency,
+    DropTurn,
+    Enqueue,
+    OpenRecord,
+    Operation,
+    PutIdempotency,
+    PutTurn,
+    StoredCell,
+)
+from dualpath.scheduler.lifecycle.contexts import ContextIndex
+from dualpath.scheduler.lifecycle.engines import GroupEntry, GroupState, Unseen
+from dualpath.scheduler.lifecycle.lines import Line
+from dualpath.scheduler.lifecycle.records import DecisionNote, Seat, TurnEntry
+from dualpath.scheduler.lifecycle.table import Event, next_state
+from dualpath.scheduler.policy.snapshot import (
+    DecodeSnapshot,
+    EngineView,
+    GroupView,
+    PrefillSnapshot,
+    WaitingTurn,
+)
+
+PREFILL_FIFO, DECODE_QUEUE, GROUP_QUEUE = "prefill_fifo", "decode_queue", "group_queue:"
+
+
+@dataclass(slots=True)
+class Counts:
+    """Turns by how they ended, and what happened on the way."""
+
+    accepted: int = 0
+    committed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    pe_side_reads: int = 0
+    de_side_reads: int = 0
+    attempts_returned: int = 0
+    stale_commits: int = 0
+
+
+class Ledger:
+    """The scheduler's working copy of a cell. Nothing here waits or does I/O."""
+
+    def __init__(self, *, contexts_max: int = 1 << 20) -> None:
+        self.turns: dict[TurnId, TurnEntry] = {}
+        self.idempotency: dict[str, TurnId] = {}
+        self.prefill_fifo = Line(PREFILL_FIFO)
+        self.decode_queue = Line(DECODE_QUEUE)
+        self.group_queues: dict[GroupId, Line] = {}
+        self.groups: dict[GroupId, GroupEntry] = {}
+        self.contexts = ContextIndex(contexts_max=contexts_max)
+        self.records: dict[str, int] = {}
+        self.counts = Counts()
+        self._sums: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._seats: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._open: dict[TurnId, None] = {}
+        self._ended: dict[TurnId, None] = {}
+        self.last_arrival = 0
+        self.last_assignment = 0
+
+    # looking
+
+    def sum_of(self, resource: str, holder: str) -> int:
+        return self._sums[resource, holder]
+
+    def seats_of(self, resource: str, holder: str) -> int:
+        return self._seats[resource, holder]
+
+    def open_turns(self) -> Iterator[TurnEntry]:
+        """Every unfinished turn, oldest acceptance first."""
+        return (self.turns[turn_id] for turn_id in tuple(self._open))
+
+    def ended_turns(self) -> Iterator[TurnEntry]:
+        return (self.turns[turn_id] for turn_id in tuple(self._ended))
+
+    @property
+    def open_count(self) -> int:
+        return len(self._open)
+
+    @property
+    def waiting_count(self) -> int:
+        return len(self.prefill_fifo) + len(self.decode_queue) + sum(len(q) for q in self.group_queues.values())
+
+    @property
+    def waiting_tokens(self) -> int:
+        queues = (self.prefill_fifo, self.decode_queue, *self.group_queues.values())
+        return sum(line.tokens for line in queues)
+
+    def ready_groups(self, role: Role) -> list[GroupEntry]:
+        return [g for g in self.groups.values() if g.hello.role is role and g.state is GroupState.READY]
+
+    def line_of(self, entry: TurnEntry) -> Line | None:
+        match entry.state:
+            case TurnState.PREFILL_FIFO:
+                return self.prefill_fifo
+            case TurnState.DECODE_QUEUE:
+                return self.decode_queue
+            case TurnState.GROUP_QUEUE:
+                return self.group_queues[GroupId(str(entry.de_group))]
+        return None
+
+    # snapshots for the policy: per number the larger of the ledger and the corrected report (docs/decisions/0003)
+
+    def prefill_snapshot(self, group: GroupEntry, *, rotation: int) -> PrefillSnapshot:
+        engines = tuple(
+            self._engine_view(group, engine.engine_id, engine.node_id, rank, "prefill_tokens", engine.hbm_tokens)
+            for rank, engine in enumerate(group.hello.engines)
+        )
+        queues = {node.node_id: self.read_queue_tokens(group, node.node_id) for node in group.hello.nodes}
+        return PrefillSnapshot(self.prefill_fifo.waiting(self._waiting), engines, queues, rotation)
+
+    def decode_snapshot(self, group: GroupEntry, *, rotation: int) -> DecodeSnapshot:
+        engines = tuple(
+            self._engine_view(group, engine.engine_id, engine.node_id, rank, "decode_tokens", engine.hbm_tokens)
+            for rank, engine in enumerate(group.hello.engines)
+        )
+        return DecodeSnapshot(self._group_queue(group.group_id).waiting(self._waiting), engines, rotation)
+
+    def group_views(self) -> tuple[GroupView, ...]:
+        return tuple(
+            GroupView(
+                group_id=group.group_id,
+                rank=group.rank,
+                open_tokens=sum(self.sum_of("decode_tokens", e.engine_id) for e in group.hello.engines),
+                queued_tokens=self._group_queue(group.group_id).tokens,
+            )
+            for group in self.ready_groups(Role.DECODE)
+        )
+
+    def decode_queue_waiting(self) -> tuple[WaitingTurn, ...]:
+        return tuple(self.decode_queue.waiting(self._waiting))
+
+    def read_queue_tokens(self, group: GroupEntry, node_id: NodeId) -> int:
+        load = group.node_loads.get(node_id)
+        reported = load.read_queue_tokens if load else 0
+        unseen = sum(u.read_tokens for u in group.unseen.values() if u.read_node == node_id)
+        return max(self.sum_of("read_tokens", node_id), reported + unseen)
+
+    def _engine_view(
+        self, group: GroupEntry, engine_id: EngineId, node_id: NodeId, rank: int, resource: str, hbm_tokens: int
+    ) -> EngineView:
+        load = group.engine_loads.get(engine_id)
+        unseen = [u for u in group.unseen.values() if u.engine_id == engine_id]
+        free = hbm_tokens - self.sum_of("hbm_tokens", engine_id)
+        if load is not None:
+            free = min(free, load.free_hbm_tokens - sum(u.hbm_tokens for u in unseen))
+        return EngineView(
+            engine_id=engine_id,
+            node_id=node_id,
+            rank=rank,
+            open_turns=max(self.seats_of(resource, engine_id), (load.open_turns if load else 0) + len(unseen)),
+            open_tokens=max(
+                self.sum_of(resource, engine_id),
+                (load.open_tokens if load else 0) + sum(u.tokens for u in unseen),
+            ),
+            free_hbm_tokens=free,
+        )
+
+    def _waiting(self, turn_id: TurnId) -> WaitingTurn:
+        turn = self.turns[turn_id].turn
+        return WaitingTurn(turn_id, turn.arrival, turn.hit_tokens, turn.miss_tokens, turn.max_new_tokens)
+
+    # moving a turn along
+
+    def accept(self, turn: Turn, *, now_s: float) -> ChangeSet:
+        entry = TurnEntry(turn, TurnState.PREFILL_FIFO, accepted_at_s=now_s)
+        entry.note(DecisionNote(1, 0.0, "accepted", PREFILL_FIFO, "accepted", {"arrival": turn.arrival}))
+        self.turns[turn.turn_id] = entry
+        self._open[turn.turn_id] = None
+        self.last_arrival = max(self.last_arrival, turn.arrival)
+        self.counts.accepted += 1
+        operations: list[Operation] = [self._join(self.prefill_fifo, entry)]
+        if turn.idempotency_key:
+            self.idempotency[turn.idempotency_key] = turn.turn_id
+            operations.append(PutIdempotency(turn.idempotency_key, turn.turn_id))
+        return ChangeSet((self._put(entry), *operations))
+
+    def place_prefill(self, turn_id: TurnId, pe: Seat, note: DecisionNote) -> ChangeSet:
+        entry = self._entry(turn_id)
+        left = self._leave(entry)
+        entry.state = next_state(entry.state, Event.PE_ASSIGNED)
+        entry.pe = pe
+        entry.note(note)
+        tokens = entry.turn.prompt_tokens
+        self.groups[pe.group_id].unseen[turn_id] = Unseen(pe.engine_id, tokens, 0, None, 0, None)
+        opened = self._reserve(entry, "prefill_tokens", pe.engine_id, tokens)
+        return ChangeSet((left, self._join(self.decode_queue, entry), opened, self._put(entry)))
+
+    def choose_group(self, turn_id: TurnId, group_id: GroupId, note: DecisionNote) -> ChangeSet:
+        entry = self._entry(turn_id)
+        left = self._leave(entry)
+        entry.state = next_state(entry.state, Event.GROUP_CHOSEN)
+        entry.de_group = group_id
+        entry.note(note)
+        return ChangeSet((left, self._join(self._group_queue(group_id), entry), self._put(entry)))
+
+    def plan(
+        self, turn_id: TurnId, de: Seat, side: ReadSide, *, assignment: int, notes: tuple[DecisionNote, ...]
+    ) -> ChangeSet:
+        """The DE and the read side are known: everything the attempt needs is reserved at once."""
+        entry = self._entry(turn_id)
+        pe = entry.pe
+        if pe is None:
+            raise Broken(f"turn {turn_id} is planned without a PE", reason="LEDGER")
+        left = self._leave(entry)
+        entry.state = next_state(entry.state, Event.PLANNED)
+        entry.de, entry.de_group, entry.read_side, entry.assignment = de, de.group_id, side, assignment
+        for note in notes:
+            entry.note(note)
+        self.last_assignment = max(self.last_assignment, assignment)
+        turn = entry.turn
+        node = pe.node_id if side is ReadSide.PE else de.node_id
+        operations: list[Operation] = [
+            left,
+            self._reserve(entry, "decode_tokens", de.engine_id, turn.prompt_tokens),
+            self._reserve(entry, "hbm_tokens", de.engine_id, turn.total_tokens_max),
+        ]
+        if turn.hit_tokens:
+            operations.append(self._reserve(entry, "read_tokens", node, turn.hit_tokens))
+            if side is ReadSide.PE:
+                self.counts.pe_side_reads += 1
+            else:
+                self.counts.de_side_reads += 1
+        hits_at = {side: turn.hit_tokens}
+        pe_group, de_group = self.groups[pe.group_id], self.groups[de.group_id]
+        entry.agent_epochs = {
+            pe.group_id: pe_group.hello.agent_epoch,
+            de.group_id: de_group.hello.agent_epoch,
+        }
+        pe_group.unseen[turn_id] = Unseen(
+            pe.engine_id, turn.prompt_tokens, 0, pe.node_id, hits_at.get(ReadSide.PE, 0), assignment
+        )
+        de_group.unseen[turn_id] = Unseen(
+            de.engine_id,
+            turn.prompt_tokens,
+            turn.total_tokens_max,
+            de.node_id,
+            hits_at.get(ReadSide.DE, 0),
+            assignment,
+        )
+        return ChangeSet((*operations, self._put(entry)))
+
+    def progress(
+        self, turn_id: TurnId, event: Event, *, read_done: bool = False, prefill_done: bool = False
+    ) -> ChangeSet:
+        """News of a running attempt. Where it stands within the attempt is not stored: a restart learns it anew."""
+        entry = self._entry(turn_id)
+        entry.state = next_state(entry.state, event)
+        operations: list[Operation] = []
+        if read_done:
+            operations += self._release(entry, "read_tokens")
+        if prefill_done and not entry.prefill_done:
+            entry.prefill_done = True
+            operations += self._release(entry, "prefill_tokens")
+            operations.append(self._put(entry))
+        return ChangeSet(tuple(operations))
+
+    def give_back(self, turn_id: TurnId, note: DecisionNote) -> ChangeSet:
+        """The attempt is over without an end: everything released, back to the old place with attempt + 1."""
+        entry = self._entry(turn_id)
+        operations = self._let_go(entry)
+        entry.state = next_state(entry.state, Event.RETURNED)
+        entry.note(note)
+        entry.attempt += 1
+        entry.pe = entry.de = entry.de_group = entry.read_side = None
+        entry.assignment, entry.agent_epochs, entry.prefill_done = 0, {}, False
+        self.counts.attempts_returned += 1
+        return ChangeSet((*operations, self._join(self.prefill_fifo, entry), self._put(entry)))
+
+    def leave_group_queue(self, turn_id: TurnId) -> ChangeSet:
+        """The DE group is gone: back to the global decode queue, the PE stays."""
+        entry = self._entry(turn_id)
+        left = self._leave(entry)
+        entry.state = next_state(entry.state, Event.GROUP_LEFT)
+        entry.de_group = None
+        return ChangeSet((left, self._join(self.decode_queue, entry), self._put(entry)))
+
+    def end(self, turn_id: TurnId, event: Event, result: TurnResult, note: DecisionNote, *, now_s: float) -> ChangeSet:
+        """The one end of a turn: committed, failed or cancelled (law I3)."""
+        entry = self._entry(turn_id)
+        operations = self._let_go(entry)
+        entry.state = next_state(entry.state, event)
+        entry.result, entry.ended_at_s = result, now_s
+        entry.note(note)
+        del self._open[turn_id]
+        self._ended[turn_id] = None
+        match event:
+            case Event.COMMITTED:
+                self.counts.committed += 1
+            case Event.FAILED:
+                self.counts.failed += 1
+            case _:
+                self.counts.cancelled += 1
+        return ChangeSet((*operations, self._put(entry)))
+
+    def drop(self, turn_id: TurnId) -> ChangeSet:
+        """Forget an ended turn whose time of retention is over."""
+        entry = self.turns.pop(turn_id)
+        del self._ended[turn_id]
+        operations: list[Operation] = [DropTurn(turn_id)]
+        key = entry.turn.idempotency_key
+        if self.idempotency.get(key) == turn_id:
+            del self.idempotency[key]
+            operations.append(DropIdempotency(key))
+        return ChangeSet(tuple(operations))
+
+    # rebuilding and checking
+
+    @classmethod
+    def rebuild(cls, stored: StoredCell, *, now_s: float, contexts_max: int = 1 << 20) -> "Ledger":
+        """The ledger of a stored cell. Lines follow from the turns and are compared with the stored ones (law I5).
+
+        raises  Broken if records or lines do not hold together
+        """
+        ledger = cls(contexts_max=contexts_max)
+        ledger.contexts.restore(stored.contexts)
+        ledger.idempotency = dict(stored.idempotency)
+        entries = [TurnEntry.decode(record, now_s=now_s) for record in stored.turns.values()]
+        for entry in sorted(entries, key=lambda entry: entry.turn.arrival):
+            ledger._restore(entry)
+        for key, amount in stored.records.items():
+            ledger._add(key, amount)
+        found = {name: tuple(turn for _, turn in line) for name, line in stored.lines.items() if line}
+        wanted = {line.name: tuple(line) for line in ledger.lines() if len(line)}
+        if found != wanted:
+            raise Broken(f"stored lines {sorted(found)} differ from the turns' states", reason="LINES")
+        return ledger
+
+    def lines(self) -> tuple[Line, ...]:
+        return (self.prefill_fifo, self.decode_queue, *self.group_queues.values())
+
+    def recount(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """(resource, holder) -> (sum, seats), computed from the records alone: the oracle of the counters (law I2)."""
+        counted: defaultdict[tuple[str, str], tuple[int, int]] = defaultdict(lambda: (0, 0))
+        for key, amount in self.records.items():
+            resource, holder = _parts(key)
+            total, seats = counted[resource, holder]
+            counted[resource, holder] = (total + amount, seats + 1)
+        return dict(counted)
+
+    def counters(self) -> dict[tuple[str, str], tuple[int, int]]:
+        """What the running counters say, in the form of `recount`."""
+        return {key: (self._sums[key], seats) for key, seats in self._seats.items() if seats or self._sums[key]}
+
+    # helpers
+
+    def pair_of(self, entry: TurnEntry) -> Pair:
+        pe, de = entry.pe, entry.de
+        if pe is None or de is None:
+            raise Broken(f"turn {entry.turn.turn_id} has no pair", reason="LEDGER")
+        return Pair(pe.engine_id, pe.node_id, pe.group_id, de.engine_id, de.node_id, de.group_id)
+
+    def _entry(self, turn_id: TurnId) -> TurnEntry:
+        entry = self.turns.get(turn_id)
+        if entry is None:
+            raise Broken(f"turn {turn_id} is unknown", reason="LEDGER")
+        return entry
+
+    def _group_queue(self, group_id: GroupId) -> Line:
+        return self.group_queues.setdefault(group_id, Line(GROUP_QUEUE + group_id))
+
+    def _put(self, entry: TurnEntry) -> PutTurn:
+        return PutTurn(entry.turn.turn_id, entry.encode())
+
+    def _join(self, line: Line, entry: TurnEntry) -> Enqueue:
+        turn = entry.turn
+        line.join(turn.arrival, turn.turn_id, turn.prompt_tokens)
+        return Enqueue(line.name, turn.turn_id, turn.arrival)
+
+    def _leave(self, entry: TurnEntry) -> Dequeue:
+        line = self.line_of(entry)
+        if line is None:
+            raise Broken(f"turn {entry.turn.turn_id} stands in no line", reason="LEDGER")
+        line.leave(entry.turn.arrival, entry.turn.prompt_tokens)
+        return Dequeue(line.name, entry.turn.turn_id)
+
+    def _let_go(self, entry: TurnEntry) -> list[Operation]:
+        """Leave the line, close all records, forget unseen load."""
+        operations: list[Operation] = []
+        if self.line_of(entry) is not None:
+            operations.append(self._leave(entry))
+        for resource in ("prefill_tokens", "decode_tokens", "hbm_tokens", "read_tokens"):
+            operations += self._release(entry, resource)
+        for seat in (entry.pe, entry.de):
+            if seat is not None and seat.group_id in self.groups:
+                self.groups[seat.group_id].unseen.pop(entry.turn.turn_id, None)
+        return operations
+
+    def _reserve(self, entry: TurnEntry, resource: str, holder: str, amount: int) -> OpenRecord:
+        key = f"{entry.turn.turn_id}:{entry.attempt}:{resource}:{holder}"
+        if key in self.records:
+            raise Broken(f"record {key} is open already", reason="LEDGER")
+        self._add(key, amount)
+        return OpenRecord(key, amount)
+
+    def _release(self, entry: TurnEntry, resource: str) -> list[Operation]:
+        """Close what an attempt holds of a resource; nothing if it is closed already."""
+        closed: list[Operation] = []
+        for holder in _holders(entry, resource):
+            key = f"{entry.turn.turn_id}:{entry.attempt}:{resource}:{holder}"
+            amount = self.records.pop(key, None)
+            if amount is not None:
+                self._sums[resource, holder] -= amount
+                self._seats[resource, holder] -= 1
+                closed.append(CloseRecord(key))
+        return closed
+
+    def _add(self, key: str, amount: int) -> None:
+        resource, holder = _parts(key)
+        self.records[key] = amount
+        self._sums[resource, holder] += amount
+        self._seats[resource, holder] += 1
+
+    def _restore(self, entry: TurnEntry) -> None:
+        turn = entry.turn
+        self.turns[turn.turn_id] = entry
+        self.last_arrival = max(self.last_arrival, turn.arrival)
+        self.last_assignment = max(self.last_assignment, entry.assignment)
+        self.counts.accepted += 1
+        if entry.state.is_terminal:
+            self._ended[turn.turn_id] = None
+            self.counts.committed += entry.state is TurnState.COMMITTED
+            self.counts.failed += entry.state is TurnState.FAILED
+            self.counts.cancelled += entry.state is TurnState.CANCELLED
+            return
+        self._open[turn.turn_id] = None
+        if entry.state is TurnState.GROUP_QUEUE:
+            self._group_queue(GroupId(str(entry.de_group)))
+        line = self.line_of(entry)
+        if line is not None:
+            line.join(turn.arrival, turn.turn_id, turn.prompt_tokens)
+
+
+def _parts(key: str) -> tuple[str, str]:
+    _, _, resource, holder = key.split(":", 3)
+    return resource, holder
+
+
+def _holders(entry: TurnEntry, resource: str) -> tuple[str, ...]:
+    """Whom an attempt's records of a resource name; at most two, of which at most one is open."""
+    seats = [seat for seat in (entry.pe, entry.de) if seat is not None]
+    if resource == "read_tokens":
+        return tuple(dict.fromkeys(seat.node_id for seat in seats))
+    return tuple(seat.engine_id for seat in seats)

@@ -1,0 +1,79 @@
+"""What all parts of the service share: the ledger, the journal, the policy, and the way to say things."""
+
+import asyncio
+import random
+from dataclasses import dataclass, field
+
+from dualpath.model.ids import GroupId
+from dualpath.model.turn import TurnState
+from dualpath.scheduler.lifecycle.ledger import Ledger
+from dualpath.scheduler.lifecycle.records import DecisionNote, TurnEntry
+from dualpath.scheduler.policy.registry import Policy
+from dualpath.scheduler.policy.snapshot import PolicyLimits
+from dualpath.scheduler.ports import Clock, IdSource, Tenure
+from dualpath.scheduler.service.bounds import ServiceBounds
+from dualpath.scheduler.service.events import EventHub
+from dualpath.scheduler.service.journal import Journal
+from dualpath.scheduler.service.messages import AttemptKey, GroupLink, GroupMessage, TurnNews
+
+
+@dataclass(slots=True)
+class Core:
+    """One active scheduler's state. `wake` asks dispatch to look again."""
+
+    cell: str
+    ledger: Ledger
+    journal: Journal
+    tenure: Tenure
+    clock: Clock
+    ids: IdSource
+    policy: Policy
+    limits: PolicyLimits
+    bounds: ServiceBounds
+    hub: EventHub
+    links: dict[GroupId, GroupLink] = field(default_factory=dict)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+    rotation: int = 0  # moves on with every fetch that is served
+    chance: random.Random = field(default_factory=lambda: random.Random(0))
+
+    def now_s(self) -> float:
+        return self.clock.monotonic_s()
+
+    def tell(self, group_id: GroupId | None, message: GroupMessage) -> None:
+        """Say something to a group; one whose stream is down hears it at its next Hello, or loses the turn."""
+        link = self.links.get(group_id) if group_id is not None else None
+        if link is not None:
+            link.send(message)
+
+    def note(
+        self, entry: TurnEntry, step: str, choice: str, reason: str, inputs: dict[str, float] | None = None
+    ) -> DecisionNote:
+        after_s = round(self.now_s() - entry.accepted_at_s, 6)
+        return DecisionNote(entry.attempt, after_s, step, choice, reason, inputs or {})
+
+    def news(self, entry: TurnEntry, *, first_token: bool = False) -> TurnNews:
+        de_address = ""
+        if entry.de is not None and entry.state is TurnState.DECODING:
+            de_address = self.address_of(entry.de.group_id, entry.de.node_id)
+        return TurnNews(
+            turn_id=entry.turn.turn_id,
+            idempotency_key=entry.turn.idempotency_key,
+            attempt=entry.attempt,
+            state=entry.state,
+            first_token=first_token,
+            pe=entry.pe.engine_id if entry.pe else "",
+            de=entry.de.engine_id if entry.de else "",
+            de_address=de_address,
+            read_side=entry.read_side,
+            result=entry.result,
+        )
+
+    def address_of(self, group_id: str, node_id: str) -> str:
+        group = self.ledger.groups.get(GroupId(group_id))
+        if group is None:
+            return ""
+        return next((node.address for node in group.hello.nodes if node.node_id == node_id), "")
+
+    @staticmethod
+    def key(entry: TurnEntry) -> AttemptKey:
+        return AttemptKey(entry.turn.turn_id, entry.attempt)

@@ -1,0 +1,164 @@
+"""Giving turns to engines whenever a group has an open fetch: look, decide, book, and tell after the write (paper §6).
+
+A fetch that finds nothing stays open and is served the moment something changes; one that got turns is closed, and the
+group's next report opens it again.
+"""
+
+from dataclasses import replace
+
+from dualpath.model.ids import GroupId, NodeId
+from dualpath.model.turn import Plan, Role
+from dualpath.scheduler.lifecycle.engines import GroupEntry
+from dualpath.scheduler.lifecycle.records import Seat, TurnEntry
+from dualpath.scheduler.policy.decisions import DecodeDecision, Placement, PrefillDecision, StopReason
+from dualpath.scheduler.service.core import Core
+from dualpath.scheduler.service.messages import SendPlan
+
+FETCH_TURNS_MAX = 4096  # turns given in one fetch; the rest wait for the next look
+
+
+class Dispatch:
+    """Serves open fetches. `stops` remembers why each group's last fetch ended, for Explain."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+        self.stops: dict[GroupId, StopReason] = {}
+
+    async def run(self) -> None:
+        """Look whenever something changed."""
+        while True:
+            await self._core.wake.wait()
+            self._core.wake.clear()
+            self.pump()
+
+    def pump(self) -> None:
+        """Serve every open fetch once: PE groups, then the spread over DE groups, then each DE group."""
+        for group in self._fetching(Role.PREFILL):
+            self._fetch_prefill(group)
+        self._spread()
+        for group in self._fetching(Role.DECODE):
+            self._fetch_decode(group)
+
+    def _fetching(self, role: Role) -> list[GroupEntry]:
+        groups = [group for group in self._core.ledger.ready_groups(role) if group.fetch_open]
+        if not groups:
+            return []
+        first = self._core.rotation % len(groups)
+        return groups[first:] + groups[:first]
+
+    def _fetch_prefill(self, group: GroupEntry) -> None:
+        core = self._core
+        if not len(core.ledger.prefill_fifo):
+            return
+        snapshot = core.ledger.prefill_snapshot(group, rotation=core.rotation)
+        decision: PrefillDecision = core.policy.assign_prefill(snapshot, core.limits)
+        self.stops[group.group_id] = decision.stop
+        nodes = {engine.engine_id: engine.node_id for engine in group.hello.engines}
+        for placement in decision.placements[:FETCH_TURNS_MAX]:
+            entry = core.ledger.turns[placement.turn_id]
+            seat = Seat(placement.engine_id, nodes[placement.engine_id], group.group_id)
+            note = core.note(entry, "prefill", placement.engine_id, placement.reason, self._inputs(placement))
+            core.journal.append(core.ledger.place_prefill(placement.turn_id, seat, note))
+        self._served(group, len(decision.placements))
+
+    def _spread(self) -> None:
+        """DE phase 1: the whole global queue is drained as soon as any DE group is there."""
+        core = self._core
+        if not len(core.ledger.decode_queue):
+            return
+        placements = core.policy.spread_to_groups(
+            core.ledger.decode_queue_waiting(), core.ledger.group_views(), rotation=core.rotation
+        )
+        for placement in placements:
+            entry = core.ledger.turns[placement.turn_id]
+            inputs = {"group_tokens": float(placement.group_tokens)}
+            note = core.note(entry, "group", placement.group_id, placement.reason, inputs)
+            core.journal.append(core.ledger.choose_group(placement.turn_id, placement.group_id, note))
+        core.rotation += len(placements)
+
+    def _fetch_decode(self, group: GroupEntry) -> None:
+        core = self._core
+        queue = core.ledger.group_queues.get(group.group_id)
+        if queue is None or not len(queue):
+            return
+        snapshot = core.ledger.decode_snapshot(group, rotation=core.rotation)
+        decision: DecodeDecision = core.policy.assign_decode(snapshot, core.limits)
+        self.stops[group.group_id] = decision.stop
+        for placement in decision.placements[:FETCH_TURNS_MAX]:
+            self._plan(group, placement, decision.high_mark_tokens)
+        self._served(group, len(decision.placements))
+
+    def _plan(self, group: GroupEntry, placement: Placement, high_mark_tokens: float) -> None:
+        """DE known: choose the read side, reserve everything, and send the plan to both leaders after the write."""
+        core = self._core
+        entry = core.ledger.turns[placement.turn_id]
+        pe = entry.pe
+        if pe is None:
+            return
+        nodes = {engine.engine_id: engine.node_id for engine in group.hello.engines}
+        de = Seat(placement.engine_id, nodes[placement.engine_id], group.group_id)
+        pe_group = core.ledger.groups[pe.group_id]
+        queues = {
+            NodeId(pe.node_id): core.ledger.read_queue_tokens(pe_group, pe.node_id),
+            NodeId(de.node_id): core.ledger.read_queue_tokens(group, de.node_id),
+        }
+        assignment = core.ledger.last_assignment + 1
+        choice = core.policy.choose_read_side(
+            pe.node_id, de.node_id, queues, hit_tokens=entry.turn.hit_tokens, rotation=assignment
+        )
+        inputs = self._inputs(placement) | {
+            "free_hbm_tokens": float(placement.free_hbm_tokens),
+            "high_mark_tokens": round(high_mark_tokens, 1),
+        }
+        read_inputs = {
+            "pe_read_queue_tokens": float(choice.pe_queue_tokens),
+            "de_read_queue_tokens": float(choice.de_queue_tokens),
+            "hit_tokens": float(entry.turn.hit_tokens),
+        }
+        notes = (
+            core.note(entry, "decode", placement.engine_id, placement.reason, inputs),
+            core.note(entry, "read_side", choice.side, choice.reason, read_inputs),
+        )
+        changes = core.ledger.plan(placement.turn_id, de, choice.side, assignment=assignment, notes=notes)
+        plan = self.plan_of(entry)
+        news = core.news(entry)
+
+        def send() -> None:
+            if entry.attempt == plan.attempt and entry.state.is_running:
+                for group_id in dict.fromkeys((plan.pair.pe_group, plan.pair.de_group)):
+                    core.tell(group_id, SendPlan(plan))
+            core.hub.publish(news)
+
+        core.journal.append(changes, send)
+
+    def plan_of(self, entry: TurnEntry) -> Plan:
+        """The plan of a running attempt. For agents a deadline is the seconds left: their clocks are their own."""
+        core = self._core
+        pair = core.ledger.pair_of(entry)
+        turn = entry.turn
+        if turn.deadline_at_s is not None:
+            turn = replace(turn, deadline_at_s=max(0.001, turn.deadline_at_s - core.now_s()))
+        assert entry.read_side is not None, "a planned turn has a read side"
+        return Plan(
+            turn=turn,
+            attempt=entry.attempt,
+            scheduler_epoch=core.tenure.epoch,
+            assignment=entry.assignment,
+            pair=pair,
+            read_side=entry.read_side,
+            pe_address=core.address_of(pair.pe_group, pair.pe_node),
+            de_address=core.address_of(pair.de_group, pair.de_node),
+        )
+
+    def _served(self, group: GroupEntry, placed: int) -> None:
+        if placed:
+            group.fetch_open = False
+            self._core.rotation += placed
+
+    @staticmethod
+    def _inputs(placement: Placement) -> dict[str, float]:
+        return {
+            "open_tokens": float(placement.open_tokens),
+            "open_turns": float(placement.open_turns),
+            "read_queue_tokens": float(placement.read_queue_tokens),
+        }

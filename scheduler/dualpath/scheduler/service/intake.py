@@ -1,0 +1,186 @@
+"""Taking turns in: checks with the field to fix, limits with both numbers, one change set, then the answer."""
+
+import asyncio
+from dataclasses import dataclass
+
+from dualpath.model.errors import Refused, Rejected
+from dualpath.model.ids import BLOCK_KEY_BYTES, ROOT_KEY, BlockKey, SessionId, TurnId
+from dualpath.model.keys import chain_keys
+from dualpath.model.turn import Role, Turn
+from dualpath.scheduler.lifecycle.changes import ChangeSet
+from dualpath.scheduler.lifecycle.records import TurnEntry
+from dualpath.scheduler.service.core import Core
+
+IDEMPOTENCY_BYTES_MAX = 128
+SESSION_BYTES_MAX = 256
+STOP_TOKENS_MAX = 64
+TOKEN_BITS = 32
+OVERLOAD_RETRY_S = 0.5
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A turn as a client sends it; see SubmitTurn in turns.proto."""
+
+    idempotency_key: str
+    session_id: SessionId
+    context_key: BlockKey
+    context_tokens: int
+    tokens: tuple[int, ...]
+    max_new_tokens: int
+    forced_tokens: bool = False
+    stop_tokens: tuple[int, ...] = ()
+    deadline_s: float = 0.0
+
+
+class Intake:
+    """Turns submissions into accepted turns."""
+
+    def __init__(self, core: Core) -> None:
+        self._core = core
+
+    async def submit(self, submission: Submission) -> TurnEntry:
+        """Accept a turn, or give back the one this idempotency key named before; returns once it is in the store.
+
+        raises  Rejected (fix the input), Refused (come later)
+        """
+        core = self._core
+        check_fields(submission, prompt_max=core.bounds.prompt_tokens_max, new_max=core.bounds.new_tokens_max)
+        known = core.ledger.idempotency.get(submission.idempotency_key)
+        if known is not None:
+            entry = _same_turn(core.ledger.turns[known], submission)
+            await self._durable()
+            return entry
+        self._check_room(submission)
+        turn = self._resolve(submission)
+        self._check_fits(turn)
+        changes = core.ledger.accept(turn, now_s=core.now_s())
+        entry = core.ledger.turns[turn.turn_id]
+        core.journal.append(changes, lambda: core.hub.publish(core.news(entry)))
+        core.wake.set()
+        await self._durable()
+        return entry
+
+    async def _durable(self) -> None:
+        """Wait until everything appended so far is in the store: only then may "accepted" be said."""
+        done = asyncio.get_running_loop().create_future()
+        self._core.journal.append(ChangeSet(), lambda: done.done() or done.set_result(None))
+        await done
+
+    def _check_room(self, submission: Submission) -> None:
+        bounds, ledger = self._core.bounds, self._core.ledger
+        if ledger.waiting_count >= bounds.waiting_turns_max:
+            raise _overload(f"{ledger.waiting_count} turns wait, the bound is {bounds.waiting_turns_max}")
+        tokens = ledger.waiting_tokens + submission.context_tokens + len(submission.tokens)
+        if tokens > bounds.waiting_tokens_max:
+            raise _overload(f"{tokens} tokens would wait, the bound is {bounds.waiting_tokens_max}")
+        if self._core.journal.is_full:
+            raise _overload("the store is behind: too many change sets wait for it")
+
+    def _resolve(self, submission: Submission) -> Turn:
+        """Find the context: by its key, or for a whole prompt the longest committed prefix."""
+        core = self._core
+        hit_keys, tokens = self._by_key(submission) if submission.context_tokens else self._by_tokens(submission)
+        block_tokens = self._block_tokens()
+        deadline_s = submission.deadline_s or core.bounds.deadline_s
+        return Turn(
+            turn_id=TurnId(core.ids.turn_id()),
+            session_id=submission.session_id,
+            arrival=core.ledger.last_arrival + 1,
+            tokens=tokens,
+            max_new_tokens=submission.max_new_tokens,
+            context_key=hit_keys[-1] if hit_keys else ROOT_KEY,
+            hit_tokens=len(hit_keys) * block_tokens,
+            hit_keys=hit_keys,
+            forced_tokens=submission.forced_tokens,
+            stop_tokens=submission.stop_tokens,
+            deadline_at_s=core.now_s() + deadline_s,
+            idempotency_key=submission.idempotency_key,
+        )
+
+    def _by_key(self, submission: Submission) -> tuple[tuple[BlockKey, ...], tuple[int, ...]]:
+        contexts = self._core.ledger.contexts
+        known_tokens = contexts.tokens_at(submission.context_key)
+        chain = contexts.chain(submission.context_key)
+        if known_tokens is None or chain is None:
+            message = "context_key names no committed context here; submit the whole prompt"
+            raise Rejected(message, field="context_key", reason="CONTEXT_UNKNOWN", precondition=True)
+        if known_tokens != submission.context_tokens:
+            message = f"context_tokens is {submission.context_tokens}, the context of this key has {known_tokens}"
+            raise Rejected(message, field="context_tokens")
+        return chain, submission.tokens
+
+    def _by_tokens(self, submission: Submission) -> tuple[tuple[BlockKey, ...], tuple[int, ...]]:
+        groups = self._core.ledger.groups.values()
+        hello = next((group.hello for group in groups), None)
+        if hello is None or not len(self._core.ledger.contexts):
+            return (), submission.tokens
+        # at least one token is left to compute: without it there would be no logits to sample from
+        whole = submission.tokens[: len(submission.tokens) - 1]
+        keys = chain_keys(hello.namespace, whole, block_tokens=hello.block_tokens)
+        good = self._core.ledger.contexts.longest_prefix(keys)
+        return keys[:good], submission.tokens[good * hello.block_tokens :]
+
+    def _check_fits(self, turn: Turn) -> None:
+        """A turn that nothing here could ever hold is refused at once, not left at the head of a line (L1)."""
+        groups = self._core.ledger.groups.values()
+        total = turn.total_tokens_max
+        longest = min((group.hello.tokens_max for group in groups), default=None)
+        if longest is not None and total > longest:
+            message = f"prompt + max_new_tokens is {total} tokens, the model takes {longest}"
+            raise Rejected(message, field="tokens", reason="TOO_LONG", precondition=True)
+        capacities = [e.hbm_tokens for g in groups if g.hello.role is Role.DECODE for e in g.hello.engines]
+        if capacities and total > max(capacities):
+            message = f"prompt + max_new_tokens is {total} tokens, the largest decode engine holds {max(capacities)}"
+            raise Rejected(message, field="tokens", reason="EXCEEDS_HBM", precondition=True)
+
+    def _block_tokens(self) -> int:
+        groups = self._core.ledger.groups.values()
+        return next((group.hello.block_tokens for group in groups), 64)
+
+
+def check_fields(submission: Submission, *, prompt_max: int, new_max: int) -> None:
+    """raises Rejected naming the first malformed field, what was found and what was wanted"""
+    key_bytes = len(submission.idempotency_key.encode())
+    if not 1 <= key_bytes <= IDEMPOTENCY_BYTES_MAX:
+        raise _malformed("idempotency_key", f"has {key_bytes} bytes", f"1 to {IDEMPOTENCY_BYTES_MAX}")
+    session_bytes = len(submission.session_id.encode())
+    if session_bytes > SESSION_BYTES_MAX:
+        raise _malformed("session_id", f"has {session_bytes} bytes", f"at most {SESSION_BYTES_MAX}")
+    if not submission.tokens:
+        raise _malformed("tokens", "is empty", "at least one token after the context")
+    prompt = submission.context_tokens + len(submission.tokens)
+    if prompt > prompt_max:
+        raise _malformed("tokens", f"make a prompt of {prompt} tokens", f"at most {prompt_max}")
+    if not 1 <= submission.max_new_tokens <= new_max:
+        raise _malformed("max_new_tokens", f"is {submission.max_new_tokens}", f"1 to {new_max}")
+    if len(submission.stop_tokens) > STOP_TOKENS_MAX:
+        raise _malformed("stop_tokens", f"has {len(submission.stop_tokens)} entries", f"at most {STOP_TOKENS_MAX}")
+    if submission.deadline_s < 0:
+        raise _malformed("deadline_s", f"is {submission.deadline_s}", "0 or more")
+    has_key = submission.context_key != ROOT_KEY
+    if has_key and len(submission.context_key) != BLOCK_KEY_BYTES:
+        raise _malformed("context_key", f"has {len(submission.context_key)} bytes", f"{BLOCK_KEY_BYTES} or none")
+    if has_key != (submission.context_tokens > 0):
+        raise _malformed("context_tokens", f"is {submission.context_tokens}", "more than 0 exactly with a context_key")
+
+
+def _same_turn(entry: TurnEntry, submission: Submission) -> TurnEntry:
+    turn = entry.turn
+    prompt = submission.context_tokens + len(submission.tokens)
+    same_end = submission.tokens[-len(turn.tokens) :] == turn.tokens
+    if prompt != turn.prompt_tokens or submission.max_new_tokens != turn.max_new_tokens or not same_end:
+        message = (
+            f"idempotency_key names turn {turn.turn_id} of {turn.prompt_tokens} + {turn.max_new_tokens} tokens, "
+            f"this one has {prompt} + {submission.max_new_tokens}, or other content"
+        )
+        raise Rejected(message, field="idempotency_key", reason="IDEMPOTENCY_REUSED", precondition=True)
+    return entry
+
+
+def _malformed(field: str, found: str, wanted: str) -> Rejected:
+    return Rejected(f"{field} {found}, wanted {wanted}", field=field)
+
+
+def _overload(message: str) -> Refused:
+    return Refused(message, retry_after_s=OVERLOAD_RETRY_S, reason="OVERLOADED")
