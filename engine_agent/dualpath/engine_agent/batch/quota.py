@@ -6,7 +6,9 @@ would exceed it is cut by binary search to the largest bsz' that fits (chunked p
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+
+from dualpath.model.errors import Rejected
 
 GRANULARITY_TOKENS = 64  # bsz' is a multiple of this and at least this
 
@@ -23,6 +25,12 @@ class AttentionCost:
     per_token_pair_s: float = 0.0
     per_token_s: float = 0.0
     per_item_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        for field in fields(self):  # a cost that falls with bsz would mislead the binary search
+            found = getattr(self, field.name)
+            if not 0.0 <= found < float("inf"):
+                raise Rejected(f"{field.name} is {found}, wanted at least 0 and finite", field=field.name)
 
     def seconds(self, cached: int, bsz: int) -> float:
         """One item: bsz tokens that see `cached` tokens and each other causally."""
@@ -41,6 +49,12 @@ class PrefillItem:
     cached: int
     remaining: int
 
+    def __post_init__(self) -> None:
+        if self.cached < 0:
+            raise Rejected(f"cached of {self.turn_id} is {self.cached}, wanted at least 0", field="cached")
+        if self.remaining < 1:  # at the head it would block the line for ever
+            raise Rejected(f"remaining of {self.turn_id} is {self.remaining}, wanted at least 1", field="remaining")
+
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
@@ -53,37 +67,58 @@ class Chunk:
 
 
 def pack_batch(
-    items: Sequence[PrefillItem], quota_s: float, cost: AttentionCost, *, items_max: int = 256
+    items: Sequence[PrefillItem],
+    quota_s: float,
+    cost: AttentionCost,
+    *,
+    granularity_tokens: int = GRANULARITY_TOKENS,
+    items_max: int = 256,
 ) -> tuple[Chunk, ...]:
     """The chunks of the next forward: one for each item of a prefix of `items`.
 
     Only the last chunk may be shorter than its item's remainder. The prediction stays within `quota_s`, but for the
-    first item, which always gets min(remaining, GRANULARITY_TOKENS) tokens.
+    first item, which always gets min(remaining, granularity_tokens) tokens.
+
+    raises  Rejected for bounds under which nothing would ever be computed
     """
+    _check_bounds(quota_s, granularity_tokens, items_max)
     chunks: list[Chunk] = []
-    left_s = quota_s
+    spent_s = 0.0  # summed up, not subtracted from the quota: the sum of the chunks is then exactly what was compared
     for item in items[:items_max]:
-        bsz = _fitting(item, left_s, cost)
+        bsz = _fitting(item, spent_s, quota_s, cost, granularity_tokens)
         if bsz == 0 and not chunks:
-            bsz = min(item.remaining, GRANULARITY_TOKENS)
+            bsz = min(item.remaining, granularity_tokens)
         if bsz == 0:
             break
         chunks.append(Chunk(item.turn_id, item.attempt, item.cached, bsz))
-        left_s -= cost.seconds(item.cached, bsz)
+        spent_s += cost.seconds(item.cached, bsz)
         if bsz < item.remaining:
             break
     return tuple(chunks)
 
 
-def _fitting(item: PrefillItem, left_s: float, cost: AttentionCost) -> int:
-    """Largest bsz of the item that costs at most `left_s`: all of it, or a multiple of 64; 0 if none."""
-    if cost.seconds(item.cached, item.remaining) <= left_s:
+def _check_bounds(quota_s: float, granularity_tokens: int, items_max: int) -> None:
+    if not quota_s > 0.0:
+        raise Rejected(f"quota_s is {quota_s}, wanted more than 0", field="quota_s")
+    if granularity_tokens < 1:
+        raise Rejected(f"granularity_tokens is {granularity_tokens}, wanted at least 1", field="granularity_tokens")
+    if items_max < 1:
+        raise Rejected(f"items_max is {items_max}, wanted at least 1", field="items_max")
+
+
+def _fitting(item: PrefillItem, spent_s: float, quota_s: float, cost: AttentionCost, granularity_tokens: int) -> int:
+    """Largest bsz of the item that the rest of the quota allows: all of it, or whole granules; 0 if none."""
+
+    def fits(bsz: int) -> bool:
+        return spent_s + cost.seconds(item.cached, bsz) <= quota_s
+
+    if fits(item.remaining):
         return item.remaining
-    low, high = 0, (item.remaining - 1) // GRANULARITY_TOKENS
-    while low < high:  # cost rises with bsz, so the multiples that fit are a prefix
+    low, high = 0, (item.remaining - 1) // granularity_tokens
+    while low < high:  # cost rises with bsz, so the granules that fit are a prefix
         middle = (low + high + 1) // 2
-        if cost.seconds(item.cached, middle * GRANULARITY_TOKENS) <= left_s:
+        if fits(middle * granularity_tokens):
             low = middle
         else:
             high = middle - 1
-    return low * GRANULARITY_TOKENS
+    return low * granularity_tokens
