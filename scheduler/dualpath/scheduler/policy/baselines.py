@@ -1,7 +1,7 @@
 """What DualPath is compared with: engines round robin, and reads on the PE side only or on both sides in turn.
 
-Same signatures as the paper's rules, so that a comparison is one switch. HBM is respected here too: overselling it would
-not be a policy but a crash. Basic of the paper = round robin and PE reads only.
+Same signatures as the paper's rules, so that a comparison is one switch. HBM is respected here too: overselling it
+would not be a policy but a crash. Basic of the paper = round robin and PE reads only.
 """
 
 from collections import Counter

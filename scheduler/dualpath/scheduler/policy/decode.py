@@ -2,8 +2,8 @@
 
 Phase 1 drains the whole global queue: each turn goes to the group with the least total tokens. Phase 2 takes R, the
 longest prefix of the group's queue that its total free HBM holds, sets the high mark
-Z = 1.05 x (sum of len over R + sum of tok_e) / |G| once per fetch, and pops the head: among the DEs with room, those that
-stay at or under Z are the low class (least seq_e wins), the others the high class (least tok_e wins); none: stop.
+Z = 1.05 x (sum of len over R + sum of tok_e) / |G| once per fetch, and pops the head: among the DEs with room, those
+that stay at or under Z are the low class (least seq_e wins), the others the high class (least tok_e wins); none: stop.
 """
 
 import heapq
