@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from dualpath.v1 import agents_pb2 as dualpath_dot_v1_dot_agents__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64ualpath/v1/admin.proto\x12\x0b\x64ualpath.v1\x1a\x18\x64ualpath/v1/agents.proto\"\x0f\n\rStatusRequest\"9\n\x11\x44rainGroupRequest\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x12\n\ndeadline_s\x18\x02 \x01(\x01\"\xf1\x03\n\nCellStatus\x12\x0c\n\x04\x63\x65ll\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x17\n\x0fscheduler_epoch\x18\x03 \x01(\x04\x12\r\n\x05store\x18\x04 \x01(\t\x12\x10\n\x08uptime_s\x18\x05 \x01(\x01\x12\x17\n\x0fscheduler_cpu_s\x18\x06 \x01(\x01\x12\x14\n\x0c\x61lpha_tokens\x18\x07 \x01(\x04\x12\x13\n\x0b\x62\x65ta_tokens\x18\x08 \x01(\x04\x12\x18\n\x10high_mark_factor\x18\t \x01(\x01\x12\x0f\n\x07quota_s\x18\n \x01(\x01\x12(\n\x06queues\x18\x0b \x01(\x0b\x32\x18.dualpath.v1.QueueStatus\x12(\n\x06groups\x18\x0c \x03(\x0b\x32\x18.dualpath.v1.GroupStatus\x12\x10\n\x08\x61\x63\x63\x65pted\x18\r \x01(\x04\x12\x11\n\tcommitted\x18\x0e \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x0f \x01(\x04\x12\x11\n\tcancelled\x18\x10 \x01(\x04\x12\x0f\n\x07waiting\x18\x11 \x01(\x04\x12\x0f\n\x07running\x18\x12 \x01(\x04\x12\x15\n\rde_side_reads\x18\x13 \x01(\x04\x12\x15\n\rpe_side_reads\x18\x14 \x01(\x04\x12\x19\n\x11\x61ttempts_returned\x18\x15 \x01(\x04\x12\x15\n\rstale_commits\x18\x16 \x01(\x04\"\xc5\x01\n\x0bQueueStatus\x12\x14\n\x0cprefill_fifo\x18\x01 \x01(\r\x12\x14\n\x0c\x64\x65\x63ode_queue\x18\x02 \x01(\r\x12?\n\x0cgroup_queues\x18\x03 \x03(\x0b\x32).dualpath.v1.QueueStatus.GroupQueuesEntry\x12\x15\n\roldest_wait_s\x18\x04 \x01(\x01\x1a\x32\n\x10GroupQueuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\xba\x01\n\x0bGroupStatus\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.dualpath.v1.Role\x12\r\n\x05state\x18\x03 \x01(\t\x12\x15\n\rlast_report_s\x18\x04 \x01(\x01\x12*\n\x07\x65ngines\x18\x05 \x03(\x0b\x32\x19.dualpath.v1.EngineStatus\x12&\n\x05nodes\x18\x06 \x03(\x0b\x32\x17.dualpath.v1.NodeStatus\"\x88\x01\n\x0c\x45ngineStatus\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x12\n\nopen_turns\x18\x03 \x01(\r\x12\x13\n\x0bopen_tokens\x18\x04 \x01(\x04\x12\x12\n\nhbm_tokens\x18\x05 \x01(\x04\x12\x17\n\x0f\x66ree_hbm_tokens\x18\x06 \x01(\x04\"V\n\nNodeStatus\x12#\n\x04info\x18\x01 \x01(\x0b\x32\x15.dualpath.v1.NodeInfo\x12#\n\x04load\x18\x02 \x01(\x0b\x32\x15.dualpath.v1.NodeLoad2\x8d\x01\n\x05\x41\x64min\x12=\n\x06Status\x12\x1a.dualpath.v1.StatusRequest\x1a\x17.dualpath.v1.CellStatus\x12\x45\n\nDrainGroup\x12\x1e.dualpath.v1.DrainGroupRequest\x1a\x17.dualpath.v1.CellStatusb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64ualpath/v1/admin.proto\x12\x0b\x64ualpath.v1\x1a\x18\x64ualpath/v1/agents.proto\"\x0f\n\rStatusRequest\"9\n\x11\x44rainGroupRequest\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x12\n\ndeadline_s\x18\x02 \x01(\x01\"\"\n\x10SetPolicyRequest\x12\x0e\n\x06policy\x18\x01 \x01(\t\"\xf1\x03\n\nCellStatus\x12\x0c\n\x04\x63\x65ll\x18\x01 \x01(\t\x12\x0e\n\x06policy\x18\x02 \x01(\t\x12\x17\n\x0fscheduler_epoch\x18\x03 \x01(\x04\x12\r\n\x05store\x18\x04 \x01(\t\x12\x10\n\x08uptime_s\x18\x05 \x01(\x01\x12\x17\n\x0fscheduler_cpu_s\x18\x06 \x01(\x01\x12\x14\n\x0c\x61lpha_tokens\x18\x07 \x01(\x04\x12\x13\n\x0b\x62\x65ta_tokens\x18\x08 \x01(\x04\x12\x18\n\x10high_mark_factor\x18\t \x01(\x01\x12\x0f\n\x07quota_s\x18\n \x01(\x01\x12(\n\x06queues\x18\x0b \x01(\x0b\x32\x18.dualpath.v1.QueueStatus\x12(\n\x06groups\x18\x0c \x03(\x0b\x32\x18.dualpath.v1.GroupStatus\x12\x10\n\x08\x61\x63\x63\x65pted\x18\r \x01(\x04\x12\x11\n\tcommitted\x18\x0e \x01(\x04\x12\x0e\n\x06\x66\x61iled\x18\x0f \x01(\x04\x12\x11\n\tcancelled\x18\x10 \x01(\x04\x12\x0f\n\x07waiting\x18\x11 \x01(\x04\x12\x0f\n\x07running\x18\x12 \x01(\x04\x12\x15\n\rde_side_reads\x18\x13 \x01(\x04\x12\x15\n\rpe_side_reads\x18\x14 \x01(\x04\x12\x19\n\x11\x61ttempts_returned\x18\x15 \x01(\x04\x12\x15\n\rstale_commits\x18\x16 \x01(\x04\"\xc5\x01\n\x0bQueueStatus\x12\x14\n\x0cprefill_fifo\x18\x01 \x01(\r\x12\x14\n\x0c\x64\x65\x63ode_queue\x18\x02 \x01(\r\x12?\n\x0cgroup_queues\x18\x03 \x03(\x0b\x32).dualpath.v1.QueueStatus.GroupQueuesEntry\x12\x15\n\roldest_wait_s\x18\x04 \x01(\x01\x1a\x32\n\x10GroupQueuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\r:\x02\x38\x01\"\xba\x01\n\x0bGroupStatus\x12\x10\n\x08group_id\x18\x01 \x01(\t\x12\x1f\n\x04role\x18\x02 \x01(\x0e\x32\x11.dualpath.v1.Role\x12\r\n\x05state\x18\x03 \x01(\t\x12\x15\n\rlast_report_s\x18\x04 \x01(\x01\x12*\n\x07\x65ngines\x18\x05 \x03(\x0b\x32\x19.dualpath.v1.EngineStatus\x12&\n\x05nodes\x18\x06 \x03(\x0b\x32\x17.dualpath.v1.NodeStatus\"\x88\x01\n\x0c\x45ngineStatus\x12\x11\n\tengine_id\x18\x01 \x01(\t\x12\x0f\n\x07node_id\x18\x02 \x01(\t\x12\x12\n\nopen_turns\x18\x03 \x01(\r\x12\x13\n\x0bopen_tokens\x18\x04 \x01(\x04\x12\x12\n\nhbm_tokens\x18\x05 \x01(\x04\x12\x17\n\x0f\x66ree_hbm_tokens\x18\x06 \x01(\x04\"V\n\nNodeStatus\x12#\n\x04info\x18\x01 \x01(\x0b\x32\x15.dualpath.v1.NodeInfo\x12#\n\x04load\x18\x02 \x01(\x0b\x32\x15.dualpath.v1.NodeLoad2\xd2\x01\n\x05\x41\x64min\x12=\n\x06Status\x12\x1a.dualpath.v1.StatusRequest\x1a\x17.dualpath.v1.CellStatus\x12\x45\n\nDrainGroup\x12\x1e.dualpath.v1.DrainGroupRequest\x1a\x17.dualpath.v1.CellStatus\x12\x43\n\tSetPolicy\x12\x1d.dualpath.v1.SetPolicyRequest\x1a\x17.dualpath.v1.CellStatusb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,18 +38,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_STATUSREQUEST']._serialized_end=81
   _globals['_DRAINGROUPREQUEST']._serialized_start=83
   _globals['_DRAINGROUPREQUEST']._serialized_end=140
-  _globals['_CELLSTATUS']._serialized_start=143
-  _globals['_CELLSTATUS']._serialized_end=640
-  _globals['_QUEUESTATUS']._serialized_start=643
-  _globals['_QUEUESTATUS']._serialized_end=840
-  _globals['_QUEUESTATUS_GROUPQUEUESENTRY']._serialized_start=790
-  _globals['_QUEUESTATUS_GROUPQUEUESENTRY']._serialized_end=840
-  _globals['_GROUPSTATUS']._serialized_start=843
-  _globals['_GROUPSTATUS']._serialized_end=1029
-  _globals['_ENGINESTATUS']._serialized_start=1032
-  _globals['_ENGINESTATUS']._serialized_end=1168
-  _globals['_NODESTATUS']._serialized_start=1170
-  _globals['_NODESTATUS']._serialized_end=1256
-  _globals['_ADMIN']._serialized_start=1259
-  _globals['_ADMIN']._serialized_end=1400
+  _globals['_SETPOLICYREQUEST']._serialized_start=142
+  _globals['_SETPOLICYREQUEST']._serialized_end=176
+  _globals['_CELLSTATUS']._serialized_start=179
+  _globals['_CELLSTATUS']._serialized_end=676
+  _globals['_QUEUESTATUS']._serialized_start=679
+  _globals['_QUEUESTATUS']._serialized_end=876
+  _globals['_QUEUESTATUS_GROUPQUEUESENTRY']._serialized_start=826
+  _globals['_QUEUESTATUS_GROUPQUEUESENTRY']._serialized_end=876
+  _globals['_GROUPSTATUS']._serialized_start=879
+  _globals['_GROUPSTATUS']._serialized_end=1065
+  _globals['_ENGINESTATUS']._serialized_start=1068
+  _globals['_ENGINESTATUS']._serialized_end=1204
+  _globals['_NODESTATUS']._serialized_start=1206
+  _globals['_NODESTATUS']._serialized_end=1292
+  _globals['_ADMIN']._serialized_start=1295
+  _globals['_ADMIN']._serialized_end=1505
 # @@protoc_insertion_point(module_scope)

@@ -19,6 +19,12 @@ class DrainGroupRequest(_message.Message):
     deadline_s: float
     def __init__(self, group_id: _Optional[str] = ..., deadline_s: _Optional[float] = ...) -> None: ...
 
+class SetPolicyRequest(_message.Message):
+    __slots__ = ("policy",)
+    POLICY_FIELD_NUMBER: _ClassVar[int]
+    policy: str
+    def __init__(self, policy: _Optional[str] = ...) -> None: ...
+
 class CellStatus(_message.Message):
     __slots__ = ("cell", "policy", "scheduler_epoch", "store", "uptime_s", "scheduler_cpu_s", "alpha_tokens", "beta_tokens", "high_mark_factor", "quota_s", "queues", "groups", "accepted", "committed", "failed", "cancelled", "waiting", "running", "de_side_reads", "pe_side_reads", "attempts_returned", "stale_commits")
     CELL_FIELD_NUMBER: _ClassVar[int]

@@ -44,6 +44,11 @@ class AdminStub:
                 request_serializer=dualpath_dot_v1_dot_admin__pb2.DrainGroupRequest.SerializeToString,
                 response_deserializer=dualpath_dot_v1_dot_admin__pb2.CellStatus.FromString,
                 _registered_method=True)
+        self.SetPolicy = channel.unary_unary(
+                '/dualpath.v1.Admin/SetPolicy',
+                request_serializer=dualpath_dot_v1_dot_admin__pb2.SetPolicyRequest.SerializeToString,
+                response_deserializer=dualpath_dot_v1_dot_admin__pb2.CellStatus.FromString,
+                _registered_method=True)
 
 
 class AdminServicer:
@@ -62,6 +67,13 @@ class AdminServicer:
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def SetPolicy(self, request, context):
+        """Swaps the policy. Only while no turn waits or runs: else FAILED_PRECONDITION with reason CELL_BUSY.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_AdminServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -73,6 +85,11 @@ def add_AdminServicer_to_server(servicer, server):
             'DrainGroup': grpc.unary_unary_rpc_method_handler(
                     servicer.DrainGroup,
                     request_deserializer=dualpath_dot_v1_dot_admin__pb2.DrainGroupRequest.FromString,
+                    response_serializer=dualpath_dot_v1_dot_admin__pb2.CellStatus.SerializeToString,
+            ),
+            'SetPolicy': grpc.unary_unary_rpc_method_handler(
+                    servicer.SetPolicy,
+                    request_deserializer=dualpath_dot_v1_dot_admin__pb2.SetPolicyRequest.FromString,
                     response_serializer=dualpath_dot_v1_dot_admin__pb2.CellStatus.SerializeToString,
             ),
     }
@@ -129,6 +146,33 @@ class Admin:
             target,
             '/dualpath.v1.Admin/DrainGroup',
             dualpath_dot_v1_dot_admin__pb2.DrainGroupRequest.SerializeToString,
+            dualpath_dot_v1_dot_admin__pb2.CellStatus.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def SetPolicy(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/dualpath.v1.Admin/SetPolicy',
+            dualpath_dot_v1_dot_admin__pb2.SetPolicyRequest.SerializeToString,
             dualpath_dot_v1_dot_admin__pb2.CellStatus.FromString,
             options,
             channel_credentials,

@@ -1,6 +1,6 @@
 """What passes between scheduler and agents: plans, load reports, results, and the closed choices they carry."""
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from dualpath.model.errors import Rejected
 from dualpath.model.ids import BLOCK_KEY_BYTES, ROOT_KEY, BlockKey, EngineId, GroupId, NodeId, SessionId, TurnId
@@ -18,7 +18,7 @@ _SIDES = {side: turns_pb2.ReadSide.Value(f"READ_SIDE_{side.name}") for side in R
 _SIDES_BACK = {number: side for side, number in _SIDES.items()}
 
 
-def state_to_wire(state: TurnState) -> "turns_pb2.TurnState":
+def state_to_wire(state: TurnState) -> Any:
     return _STATES[state]
 
 
@@ -27,7 +27,7 @@ def state_from_wire(number: int) -> TurnState:
     return _known(_STATES_BACK, number, "turn state")
 
 
-def role_to_wire(role: Role) -> "agents_pb2.Role":
+def role_to_wire(role: Role) -> Any:
     return _ROLES[role]
 
 
@@ -35,7 +35,7 @@ def role_from_wire(number: int) -> Role:
     return _known(_ROLES_BACK, number, "role")
 
 
-def read_side_to_wire(side: ReadSide | None) -> "turns_pb2.ReadSide":
+def read_side_to_wire(side: ReadSide | None) -> Any:
     return turns_pb2.READ_SIDE_UNSPECIFIED if side is None else _SIDES[side]
 
 

@@ -6,20 +6,20 @@ from collections.abc import AsyncIterator
 
 from dualpath.model.errors import Refused
 from dualpath.model.ids import TurnId
-from dualpath.scheduler.service.messages import TurnNews
+from dualpath.scheduler.service.messages import Refusal, TurnNews
 
 
 class Watcher:
     """One client's view of some turns: a bounded buffer of news."""
 
     def __init__(self, news_max: int) -> None:
-        self._news: deque[TurnNews] = deque()
+        self._news: deque[TurnNews | Refusal] = deque()
         self._news_max = news_max
         self._arrived = asyncio.Event()
         self._closed = False
         self.lost = 0
 
-    def push(self, news: TurnNews) -> None:
+    def push(self, news: TurnNews | Refusal) -> None:
         self._news.append(news)
         if len(self._news) > self._news_max:
             self._drop_one()
@@ -29,7 +29,7 @@ class Watcher:
         self._closed = True
         self._arrived.set()
 
-    async def follow(self) -> AsyncIterator[TurnNews]:
+    async def follow(self) -> AsyncIterator[TurnNews | Refusal]:
         """News as they come, until closed."""
         while True:
             while self._news:
@@ -42,7 +42,7 @@ class Watcher:
     def _drop_one(self) -> None:
         """Drop the oldest event that is not a turn's last; results stay, and are bounded by the turns followed."""
         for index, news in enumerate(self._news):
-            if not news.state.is_terminal:
+            if isinstance(news, TurnNews) and not news.state.is_terminal:
                 del self._news[index]
                 self.lost += 1
                 return

@@ -63,9 +63,9 @@ class Intake:
 
     async def _durable(self) -> None:
         """Wait until everything appended so far is in the store: only then may "accepted" be said."""
-        done = asyncio.get_running_loop().create_future()
-        self._core.journal.append(ChangeSet(), lambda: done.done() or done.set_result(None))
-        await done
+        done = asyncio.Event()
+        self._core.journal.append(ChangeSet(), done.set)
+        await done.wait()
 
     def _check_room(self, submission: Submission) -> None:
         bounds, ledger = self._core.bounds, self._core.ledger

@@ -1,4 +1,4 @@
-"""Groups that come, go silent and come back (law I5). Any frame renews a group's lease; a lost lease returns its turns."""
+"""Groups that come, go silent and come back (law I5). Any frame renews a lease; a lost lease returns the turns."""
 
 from collections.abc import Iterable
 

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Protocol
 
+from dualpath.model.errors import DualPathError
 from dualpath.model.ids import TurnId
 from dualpath.model.turn import Plan, ReadSide, TurnResult, TurnState
 
@@ -49,6 +50,14 @@ class GroupLink(Protocol):
     """The Work stream of a group, as far as the service cares."""
 
     def send(self, message: GroupMessage) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A submission that was not accepted, for the client that sent it."""
+
+    idempotency_key: str
+    error: DualPathError
 
 
 @dataclass(frozen=True, slots=True)

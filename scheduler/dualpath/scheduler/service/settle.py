@@ -39,7 +39,7 @@ class Settle:
         core.wake.set()
 
     def commit(self, group_id: GroupId, key: AttemptKey, result: TurnResult, new_keys: tuple[BlockKey, ...]) -> None:
-        """The one accepted end (law I3): guard = (turn, attempt, group and its epoch). Repeats are acknowledged again."""
+        """The one accepted end (law I3), guarded by turn, attempt, group and epoch. Repeats are acknowledged again."""
         core = self._core
         entry = core.ledger.turns.get(key.turn_id)
         if entry is not None and entry.state is TurnState.COMMITTED and entry.attempt == key.attempt:

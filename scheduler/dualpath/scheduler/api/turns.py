@@ -1,0 +1,155 @@
+"""The Turns service: what clients call (turns.proto)."""
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import grpc
+
+from dualpath.model.errors import DualPathError
+from dualpath.model.ids import TurnId
+from dualpath.model.turn import TurnState
+from dualpath.scheduler.api.convert import decisions_of, event_of, record_of, refusal_of, submission_of
+from dualpath.scheduler.api.status import abort
+from dualpath.scheduler.lifecycle.records import TurnEntry
+from dualpath.scheduler.service.cell import Cell
+from dualpath.scheduler.service.events import Watcher
+from dualpath.scheduler.service.messages import Refusal, TurnNews
+from dualpath.v1 import turns_pb2, turns_pb2_grpc
+
+SUBMITS_OPEN_MAX = 256  # submissions of one stream being accepted at the same time
+
+
+class TurnsService(turns_pb2_grpc.TurnsServicer):
+    """Thin: translate, call the cell, translate back."""
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+
+    async def Submit(
+        self, request: turns_pb2.SubmitTurn, context: "grpc.aio.ServicerContext"
+    ) -> AsyncIterator[turns_pb2.TurnEvent]:
+        try:
+            entry = await self._cell.intake.submit(submission_of(request))
+        except DualPathError as error:
+            await abort(context, error)
+            return
+        async for event in self._follow(entry):
+            yield event
+
+    async def SubmitMany(
+        self, request_iterator: AsyncIterator[turns_pb2.SubmitTurn], context: "grpc.aio.ServicerContext"
+    ) -> AsyncIterator[turns_pb2.TurnEvent]:
+        stream = _ManyStream(self._cell)
+        taking = asyncio.create_task(stream.take(request_iterator))
+        try:
+            async for event in stream.events():
+                yield event
+        finally:
+            taking.cancel()
+            stream.close()
+
+    async def Watch(
+        self, request: turns_pb2.TurnRef, context: "grpc.aio.ServicerContext"
+    ) -> AsyncIterator[turns_pb2.TurnEvent]:
+        entry = await self._find(request, context)
+        async for event in self._follow(entry):
+            yield event
+
+    async def Get(self, request: turns_pb2.TurnRef, context: "grpc.aio.ServicerContext") -> turns_pb2.TurnRecord:
+        return record_of(await self._find(request, context))
+
+    async def Cancel(self, request: turns_pb2.TurnRef, context: "grpc.aio.ServicerContext") -> turns_pb2.TurnRecord:
+        entry = await self._find(request, context)
+        record = record_of(self._cell.settle.cancel(entry.turn.turn_id))
+        await self._cell.core.journal.drained()
+        return record
+
+    async def Explain(self, request: turns_pb2.TurnRef, context: "grpc.aio.ServicerContext") -> turns_pb2.Explanation:
+        entry = await self._find(request, context)
+        standing = self._cell.standing(entry)
+        return turns_pb2.Explanation(
+            turn=record_of(entry),
+            place_in_line=standing.place,
+            waits_for=standing.waits_for,
+            decisions=decisions_of(entry),
+        )
+
+    async def _follow(self, entry: TurnEntry) -> AsyncIterator[turns_pb2.TurnEvent]:
+        """The turn as it is now, then its news to the end."""
+        stream = _ManyStream(self._cell)
+        stream.follow(entry)
+        stream.all_taken = True
+        try:
+            async for event in stream.events():
+                yield event
+        finally:
+            stream.close()
+
+    async def _find(self, request: turns_pb2.TurnRef, context: "grpc.aio.ServicerContext") -> TurnEntry:
+        try:
+            return self._cell.find(turn_id=request.turn_id, idempotency_key=request.idempotency_key)
+        except DualPathError as error:
+            await abort(context, error)
+            raise
+
+
+class _ManyStream:
+    """The turns one stream follows, and the one buffer their news come through."""
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+        self._watcher: Watcher = cell.core.hub.watcher()
+        self._followed: dict[TurnId, None] = {}
+        self._accepting: set[asyncio.Task[None]] = set()
+        self.all_taken = False
+
+    async def take(self, requests: AsyncIterator[turns_pb2.SubmitTurn]) -> None:
+        """Accept submissions as they come, many at a time so that they share the store's commits, in their order."""
+        gate = asyncio.Semaphore(SUBMITS_OPEN_MAX)
+        async for request in requests:
+            await gate.acquire()
+            task = asyncio.create_task(self._submit(request))
+            self._accepting.add(task)
+            task.add_done_callback(self._accepting.discard)
+            task.add_done_callback(lambda _: gate.release())
+        if self._accepting:
+            await asyncio.wait(self._accepting)
+        self.all_taken = True
+        if not self._followed:
+            self._watcher.close()
+
+    def follow(self, entry: TurnEntry) -> None:
+        """raises Refused if too many clients follow this turn"""
+        turn_id = entry.turn.turn_id
+        if not entry.state.is_terminal:
+            self._cell.core.hub.follow(turn_id, self._watcher)
+        self._followed[turn_id] = None
+        decoding = entry.state is TurnState.DECODING
+        self._watcher.push(self._cell.core.news(entry, first_token=decoding))
+
+    async def events(self) -> AsyncIterator[turns_pb2.TurnEvent]:
+        """News to the end of the last turn."""
+        async for item in self._watcher.follow():
+            match item:
+                case TurnNews():
+                    yield event_of(item)
+                    if item.state.is_terminal:
+                        self._followed.pop(item.turn_id, None)
+                case Refusal(key, error):
+                    yield refusal_of(key, error)
+            if self.all_taken and not self._followed:
+                return
+
+    def close(self) -> None:
+        for task in self._accepting:
+            task.cancel()
+        for turn_id in self._followed:
+            self._cell.core.hub.unfollow(turn_id, self._watcher)
+        self._watcher.close()
+
+    async def _submit(self, request: turns_pb2.SubmitTurn) -> None:
+        try:
+            entry = await self._cell.intake.submit(submission_of(request))
+            self.follow(entry)
+        except DualPathError as error:
+            self._watcher.push(Refusal(request.idempotency_key, error))

@@ -1,0 +1,75 @@
+"""`dualpath scheduler`: the central scheduler of one cell."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+
+from dualpath.model.errors import DualPathError, Stale
+
+EPILOG = """Examples:
+
+  dualpath scheduler                                    # its own Redis in .dualpath/scheduler
+
+  dualpath scheduler --redis-url redis://redis.internal:6379/0 --listen 0.0.0.0:7700
+
+Exit codes: 0 stopped, 2 wrong settings, 3 could not start, 4 deposed by another scheduler."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add this part's commands to the one CLI."""
+    app.command("scheduler", help="Run the scheduler of one cell.", epilog=EPILOG)(scheduler)
+
+
+def scheduler(
+    listen: Annotated[str | None, typer.Option(help="host:port for clients and agents")] = None,
+    http: Annotated[str | None, typer.Option(help="host:port for probes, /metrics and /status; off by default")] = None,
+    cell: Annotated[str | None, typer.Option(help="name of the cell")] = None,
+    data: Annotated[Path | None, typer.Option(help="folder of the embedded Redis")] = None,
+    redis_url: Annotated[str | None, typer.Option(help="use this Redis instead of an embedded one")] = None,
+    store: Annotated[str | None, typer.Option(help="redis or memory (memory loses all turns at exit)")] = None,
+    allow_unsafe_redis: Annotated[
+        bool | None, typer.Option("--allow-unsafe-redis", help="take a Redis that could lose accepted turns")
+    ] = None,
+    policy: Annotated[str | None, typer.Option(help="dualpath, basic or roundrobin")] = None,
+    alpha_tokens: Annotated[int | None, typer.Option(help="read queue up to which a node counts as short")] = None,
+    beta_tokens: Annotated[int | None, typer.Option(help="open tokens above which a PE gets nothing")] = None,
+    high_mark_factor: Annotated[float | None, typer.Option(help="headroom of a DE over the even share")] = None,
+    lease_s: Annotated[float | None, typer.Option(help="silence after which a group loses its turns")] = None,
+    store_lease_s: Annotated[float | None, typer.Option(help="lease of the active scheduler in the store")] = None,
+    attempts_max: Annotated[int | None, typer.Option(help="attempts of a turn before it fails as poison")] = None,
+    waiting_turns_max: Annotated[int | None, typer.Option(help="turns in line before submits are refused")] = None,
+    ready_file: Annotated[Path | None, typer.Option(help="written as JSON once the scheduler serves")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error")] = None,
+) -> None:
+    given = {name: value for name, value in locals().items() if value is not None}
+    from dualpath.scheduler.app import serve
+    from dualpath.scheduler.settings import SchedulerSettings
+    from dualpath.scheduler.telemetry import configure_logs
+
+    try:
+        settings = SchedulerSettings(**given)
+        configure_logs(settings.log_level)
+        asyncio.run(serve(settings))
+    except ValidationError as error:
+        for problem in error.errors():
+            field = "--" + ".".join(str(part) for part in problem["loc"]).replace("_", "-") if problem["loc"] else ""
+            print(f"error: {field} {problem['msg']} (found {problem.get('input')!r})", file=sys.stderr)
+        raise typer.Exit(2) from error
+    except DualPathError as error:
+        print(f"error: {error}", file=sys.stderr)
+        raise typer.Exit(3) from error
+    except BaseExceptionGroup as group:
+        stale = group.subgroup(Stale)
+        if stale is None:
+            raise
+        print("error: another scheduler has taken this cell over", file=sys.stderr)
+        raise typer.Exit(4) from group
+
+
+def main() -> None:
+    """Entry of `python -m dualpath.scheduler`."""
+    typer.run(scheduler)

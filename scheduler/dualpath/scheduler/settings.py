@@ -1,0 +1,39 @@
+"""Settings of the scheduler process: flag over DUALPATH_SCHEDULER_... variable over default; no unknown names."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from dualpath.scheduler.policy.registry import POLICIES
+
+
+class SchedulerSettings(BaseSettings):
+    """Where it listens, where its truth lives, and the policy with its limits."""
+
+    model_config = SettingsConfigDict(env_prefix="DUALPATH_SCHEDULER_", frozen=True, extra="forbid")
+
+    cell: str = Field("default", pattern=r"^[A-Za-z0-9._-]{1,64}$")
+    listen: str = "127.0.0.1:7700"
+    http: str = ""  # host:port of probes and metrics; empty: off
+    data: Path = Path(".dualpath/scheduler")
+    redis_url: str = ""
+    store: Literal["redis", "memory"] = "redis"
+    allow_unsafe_redis: bool = False  # take a Redis that could lose accepted turns, with a warning
+    policy: str = "dualpath"
+    alpha_tokens: int = Field(200_000, ge=0)
+    beta_tokens: int = Field(400_000, ge=0)
+    high_mark_factor: float = Field(1.05, ge=1.0, le=10.0)
+    lease_s: float = Field(3.0, gt=0)
+    store_lease_s: float = Field(3.0, gt=0)
+    attempts_max: int = Field(3, ge=1)
+    waiting_turns_max: int = Field(100_000, ge=1)
+    ready_file: Path | None = None
+    log_level: str = "info"
+
+    @model_validator(mode="after")
+    def _policy_is_known(self) -> "SchedulerSettings":
+        if self.policy not in POLICIES:
+            raise ValueError(f"policy is {self.policy!r}, wanted one of {', '.join(sorted(POLICIES))}")
+        return self
