@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 import structlog
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.aio import HealthServicer
+from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from dualpath.engine_agent.batch.quota import AttentionCost
@@ -167,7 +167,7 @@ class Agent:
             desk = MemberDesk(group, self._uplink, group_id=settings.group_id, layout_hash=self._layout.layout_hash)
         decode = self._runner if isinstance(self._runner, DecodeRunner) else None
         peers_pb2_grpc.add_PeersServicer_to_server(PeersService(self._me, decode, self._generations, desk), server)
-        health = HealthServicer()
+        health = health_aio.HealthServicer()
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
         await health.set("", health_pb2.HealthCheckResponse.SERVING)
         names = (peers_pb2.DESCRIPTOR.services_by_name["Peers"].full_name, reflection.SERVICE_NAME)

@@ -207,7 +207,7 @@ class Uplink:
             await asyncio.wait(tasks)
 
     async def _read(self, call: "grpc.aio.StreamStreamCall") -> None:
-        async for frame in call:
+        while (frame := await call.read()) is not grpc.aio.EOF:
             self._take(frame)
 
     def _take(self, frame: agents_pb2.ToGroup) -> None:

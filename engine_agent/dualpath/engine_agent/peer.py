@@ -162,7 +162,7 @@ class DialledLink:
         writer = asyncio.create_task(self._write())
         why = "closed"
         try:
-            async for frame in self._call:
+            while (frame := await self._call.read()) is not grpc.aio.EOF:
                 self._take(frame)
             why = "closed by the peer"
         except grpc.aio.AioRpcError as error:

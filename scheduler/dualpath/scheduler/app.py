@@ -15,7 +15,7 @@ import grpc
 import structlog
 import uvicorn
 from grpc_health.v1 import health_pb2, health_pb2_grpc
-from grpc_health.v1.aio import HealthServicer
+from grpc_health.v1.health import aio as health_aio
 from grpc_reflection.v1alpha import reflection
 
 from dualpath.model.errors import Refused
@@ -139,7 +139,7 @@ async def _start_servers(settings: SchedulerSettings, cell: Cell, store_name: st
     turns_pb2_grpc.add_TurnsServicer_to_server(TurnsService(cell), server)
     agents_pb2_grpc.add_AgentsServicer_to_server(AgentsService(cell), server)
     admin_pb2_grpc.add_AdminServicer_to_server(AdminService(cell, store_name=store_name), server)
-    health = HealthServicer()
+    health = health_aio.HealthServicer()
     health_pb2_grpc.add_HealthServicer_to_server(health, server)
     for name in ("", *SERVICES):
         await health.set(name, health_pb2.HealthCheckResponse.SERVING)
