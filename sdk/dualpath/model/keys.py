@@ -50,7 +50,7 @@ def chain_keys(
     parent: BlockKey = ROOT_KEY,
     block_tokens: int = BLOCK_TOKENS,
 ) -> tuple[BlockKey, ...]:
-    """Keys of all whole blocks of `tokens`, in order, continuing from `parent`; a rest shorter than a block has none."""
+    """Keys of all whole blocks of `tokens`, in order, continuing from `parent`; a shorter rest has none."""
     keys: list[BlockKey] = []
     for start in range(0, len(tokens) - block_tokens + 1, block_tokens):
         parent = block_key(namespace, parent, tokens[start : start + block_tokens])

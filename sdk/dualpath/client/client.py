@@ -1,0 +1,292 @@
+"""The client: one stream of many turns to the active scheduler, kept up through failures.
+
+A broken stream is dialled again, at every address given, and each unfinished turn is submitted again under the key it
+had: the scheduler knows the key and goes on with the same turn. A scheduler that dies and comes back costs time only.
+"""
+
+import asyncio
+import random
+import time
+import uuid
+from collections.abc import AsyncIterator, Callable, Sequence
+from types import TracebackType
+from typing import Any, cast
+
+import grpc
+from google.protobuf.message import Message
+
+from dualpath.client.handle import TurnEvent, TurnHandle, TurnSpec
+from dualpath.model.errors import DualPathError, Refused
+from dualpath.model.ids import ROOT_KEY
+from dualpath.v1 import (
+    admin_pb2,
+    admin_pb2_grpc,
+    peers_pb2,
+    peers_pb2_grpc,
+    turns_pb2,
+    turns_pb2_grpc,
+)
+from dualpath.wire import agents as wire
+from dualpath.wire.status import error_from_refusal, error_from_rpc
+
+CALL_S = 10.0  # a plain call takes at most this long
+BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.05, 1.0
+REFUSALS_MAX = 200  # times a turn is offered again to an overloaded scheduler
+CHANNEL_OPTIONS = (
+    ("grpc.keepalive_time_ms", 10_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.max_receive_message_length", 16 << 20),
+    ("grpc.max_send_message_length", 16 << 20),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1_000),
+)
+
+
+class Client:
+    """Use as `async with Client("127.0.0.1:7700") as client`.
+
+    addresses       host:port of the scheduler, or several of which one is active
+    turns_max       turns under way at once; `submit` waits beyond that
+    unreachable_s   give up when no scheduler could be reached for this long
+    """
+
+    def __init__(self, addresses: str | Sequence[str], *, turns_max: int = 4096, unreachable_s: float = 60.0) -> None:
+        self._addresses = tuple(addresses.split(",")) if isinstance(addresses, str) else tuple(addresses)
+        self._unreachable_s = unreachable_s
+        self._room = asyncio.Semaphore(turns_max)
+        self._handles: dict[str, TurnHandle] = {}
+        self._outgoing: asyncio.Queue[TurnHandle] = asyncio.Queue()
+        self._work = asyncio.Event()
+        self._channel: grpc.aio.Channel | None = None
+        self._at = 0
+        self._task: asyncio.Task[None] | None = None
+        self._retries: set[asyncio.Task[None]] = set()
+        self._chance = random.Random()
+        self.reconnects = 0
+
+    async def __aenter__(self) -> "Client":
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """End the stream; turns under way go on at the scheduler. Leaves no task behind."""
+        tasks = [*self._retries, *([self._task] if self._task else [])]
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks)
+        self._task = None
+        for handle in list(self._handles.values()):
+            handle.fail(Refused("the client was closed", retry_after_s=0.0, reason="CLOSED"))
+        await self._drop_channel()
+
+    async def submit(self, spec: TurnSpec, *, idempotency_key: str | None = None) -> TurnHandle:
+        """Send a turn. Returns at once with its handle; `await handle.result()` for the outcome."""
+        await self._room.acquire()
+        handle = TurnHandle(idempotency_key or uuid.uuid4().hex, spec)
+        self._handles[handle.idempotency_key] = handle
+        self._outgoing.put_nowait(handle)
+        self._work.set()
+        if self._task is None or self._task.done():
+            self._task = asyncio.create_task(self._keep_stream(), name="dualpath client")
+        return handle
+
+    async def tokens(self, handle: TurnHandle) -> AsyncIterator[tuple[int, ...]]:
+        """Live tokens straight from the decode node, from the first on; a turn that moves elsewhere is followed."""
+        offset = 0
+        async for event in handle.events():
+            if event.result is not None:
+                rest = event.result.tokens[offset:]
+                if rest:
+                    yield rest
+                return
+            if event.first_token and event.de_address:
+                async for chunk_offset, chunk in self._stream_tokens(event, offset):
+                    yield chunk
+                    offset = chunk_offset + len(chunk)
+
+    async def get(self, turn_id: str) -> turns_pb2.TurnRecord:
+        request = turns_pb2.TurnRef(turn_id=turn_id)
+        return cast(turns_pb2.TurnRecord, await self._call(lambda c: turns_pb2_grpc.TurnsStub(c).Get, request))
+
+    async def cancel(self, turn_id: str) -> turns_pb2.TurnRecord:
+        request = turns_pb2.TurnRef(turn_id=turn_id)
+        return cast(turns_pb2.TurnRecord, await self._call(lambda c: turns_pb2_grpc.TurnsStub(c).Cancel, request))
+
+    async def explain(self, turn_id: str) -> turns_pb2.Explanation:
+        """Every decision about a turn, with the numbers it saw."""
+        request = turns_pb2.TurnRef(turn_id=turn_id)
+        return cast(turns_pb2.Explanation, await self._call(lambda c: turns_pb2_grpc.TurnsStub(c).Explain, request))
+
+    async def status(self) -> admin_pb2.CellStatus:
+        """Engines, queues and NICs of the cell."""
+        request = admin_pb2.StatusRequest()
+        return cast(admin_pb2.CellStatus, await self._call(lambda c: admin_pb2_grpc.AdminStub(c).Status, request))
+
+    async def set_policy(self, policy: str) -> admin_pb2.CellStatus:
+        """Swap the policy of an idle cell; raises Rejected(CELL_BUSY) otherwise."""
+        request = admin_pb2.SetPolicyRequest(policy=policy)
+        return cast(admin_pb2.CellStatus, await self._call(lambda c: admin_pb2_grpc.AdminStub(c).SetPolicy, request))
+
+    # the stream
+
+    async def _keep_stream(self) -> None:
+        """Hold a stream, idle or not, and dial again when it breaks and turns are under way."""
+        wait_s, last_heard_s = BACKOFF_FIRST_S, time.monotonic()
+        while True:
+            if not self._handles:
+                self._work.clear()
+                await self._work.wait()
+                last_heard_s = time.monotonic()
+            heard, error = await self._run_stream()
+            if heard:
+                wait_s, last_heard_s = BACKOFF_FIRST_S, time.monotonic()
+            if self._handles and time.monotonic() - last_heard_s > self._unreachable_s:
+                self._give_up(error)
+            self.reconnects += 1
+            self._at += 1
+            await self._drop_channel()
+            await asyncio.sleep(wait_s * self._chance.uniform(0.5, 1.5))
+            wait_s = min(2 * wait_s, BACKOFF_MAX_S)
+
+    async def _run_stream(self) -> tuple[bool, DualPathError | None]:
+        """One stream from dialling to its end; True if anything was heard on it."""
+        heard = False
+        while not self._outgoing.empty():
+            self._outgoing.get_nowait()  # all unfinished turns are sent below, these among them
+        call = turns_pb2_grpc.TurnsStub(self._open_channel()).SubmitMany()
+        writer = asyncio.create_task(self._write(call, list(self._handles.values())))
+        try:
+            while (event := await call.read()) is not grpc.aio.EOF:
+                heard = True
+                self._take(event)
+            await call.code()
+            return heard, None
+        except grpc.aio.AioRpcError as error:
+            return heard, error_from_rpc(error)
+        finally:
+            writer.cancel()
+            await asyncio.wait([writer])
+            if not writer.cancelled():
+                writer.exception()  # seen: a broken stream shows itself in read() as well
+            call.cancel()
+
+    async def _write(self, call: "grpc.aio.StreamStreamCall", unfinished: list[TurnHandle]) -> None:
+        for handle in unfinished:
+            if not handle.is_done:
+                await call.write(_submission(handle))
+        while True:
+            handle = await self._outgoing.get()
+            if not handle.is_done:
+                await call.write(_submission(handle))
+
+    def _take(self, pb: turns_pb2.TurnEvent) -> None:
+        handle = self._handles.get(pb.idempotency_key)
+        if handle is None:
+            return
+        if pb.HasField("refused"):
+            self._refused(handle, error_from_refusal(pb.refused))
+            return
+        handle.take(_event(pb))
+        if handle.is_done:
+            self._finish(handle)
+
+    def _refused(self, handle: TurnHandle, error: DualPathError) -> None:
+        """An overloaded scheduler is asked again after the time it named, at most REFUSALS_MAX times."""
+        handle.refusals += 1
+        if isinstance(error, Refused) and handle.refusals <= REFUSALS_MAX:
+            task = asyncio.create_task(self._offer_again(handle, error.retry_after_s))
+            self._retries.add(task)
+            task.add_done_callback(self._retries.discard)
+            return
+        handle.fail(error)
+        self._finish(handle)
+
+    async def _offer_again(self, handle: TurnHandle, after_s: float) -> None:
+        await asyncio.sleep(after_s * self._chance.uniform(0.75, 1.25))
+        self._outgoing.put_nowait(handle)
+
+    def _finish(self, handle: TurnHandle) -> None:
+        if self._handles.pop(handle.idempotency_key, None) is not None:
+            self._room.release()
+
+    def _give_up(self, error: DualPathError | None) -> None:
+        why = f": {error}" if error else ""
+        message = f"no scheduler reached at {', '.join(self._addresses)} for {self._unreachable_s:g} s{why}"
+        for handle in list(self._handles.values()):
+            handle.fail(Refused(message, retry_after_s=1.0, reason="UNAVAILABLE"))
+            self._finish(handle)
+
+    # channels and plain calls
+
+    def _open_channel(self) -> "grpc.aio.Channel":
+        if self._channel is None:
+            address = self._addresses[self._at % len(self._addresses)].strip()
+            self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+        return self._channel
+
+    async def _drop_channel(self) -> None:
+        channel, self._channel = self._channel, None
+        if channel is not None:
+            await channel.close()
+
+    async def _call(self, method: Callable[["grpc.aio.Channel"], Any], request: Message) -> Message:
+        """A plain call, tried at each address; raises our errors."""
+        for attempt in range(len(self._addresses)):
+            try:
+                reply: Message = await method(self._open_channel())(request, timeout=CALL_S)
+            except grpc.aio.AioRpcError as error:
+                translated = error_from_rpc(error)
+                if translated.reason != "UNAVAILABLE" or attempt == len(self._addresses) - 1:
+                    raise translated from error
+                self._at += 1
+                await self._drop_channel()
+            else:
+                return reply
+        raise AssertionError("a client has at least one address")
+
+    async def _stream_tokens(self, event: TurnEvent, offset: int) -> AsyncIterator[tuple[int, tuple[int, ...]]]:
+        request = peers_pb2.StreamTokens(turn_id=event.turn_id, attempt=event.attempt, offset=offset)
+        async with grpc.aio.insecure_channel(event.de_address, options=CHANNEL_OPTIONS) as channel:
+            try:
+                async for chunk in peers_pb2_grpc.PeersStub(channel).Tokens(request):
+                    if chunk.tokens:
+                        yield chunk.offset, tuple(chunk.tokens)
+            except grpc.aio.AioRpcError:
+                return  # the node went away: the result, or the next attempt's tokens, come by the scheduler
+
+
+def _submission(handle: TurnHandle) -> turns_pb2.SubmitTurn:
+    spec = handle.spec
+    return turns_pb2.SubmitTurn(
+        idempotency_key=handle.idempotency_key,
+        session_id=spec.session_id,
+        context_key=b"" if spec.context_key == ROOT_KEY else spec.context_key,
+        context_tokens=spec.context_tokens,
+        tokens=spec.tokens,
+        max_new_tokens=spec.max_new_tokens,
+        forced_tokens=spec.forced_tokens,
+        stop_tokens=spec.stop_tokens,
+        deadline_s=spec.deadline_s,
+    )
+
+
+def _event(pb: turns_pb2.TurnEvent) -> TurnEvent:
+    return TurnEvent(
+        turn_id=pb.turn_id,
+        attempt=pb.attempt,
+        state=wire.state_from_wire(pb.state),
+        at_s=time.monotonic(),
+        first_token=pb.first_token,
+        pe=pb.pe,
+        de=pb.de,
+        de_address=pb.de_address,
+        read_side=wire.read_side_from_wire(pb.read_side),
+        result=wire.result_from_wire(pb.result) if pb.HasField("result") else None,
+    )
