@@ -30,6 +30,13 @@ class Session:
         self.resends = 0
         self.last_handle: TurnHandle | None = None
 
+    def keep(self, tokens: int) -> None:
+        """Forget everything after the first `tokens` tokens: an agent that compacts its context goes on from there."""
+        if tokens < len(self.tokens):
+            del self.tokens[tokens:]
+            if self._context_tokens > tokens:  # the scheduler finds the longest stored prefix itself
+                self._context_key, self._context_tokens = ROOT_KEY, 0
+
     async def turn(
         self,
         append: Sequence[int],
