@@ -1,24 +1,31 @@
 """The emulated engine: a cost model for time, real bytes for KV.
 
-The KV row of a token in a layer is made of its token id, its position and the layer, so that what storage and network
-move can be checked: a missing, swapped or stale block is noticed at once (Broken, KV_MISMATCH). The next token is a
-function of all token ids before it, read from the KV of layer 0; so wrong KV cannot give right tokens either.
+KV is a pattern (emulated_kv.py) that is checked whenever it comes back, so that what storage and network moved is
+proven. The next token is a function of all token ids before it, read from the KV of layer 0: wrong KV gives an error
+or other tokens, never the right ones.
 """
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 
 import numpy as np
-import numpy.typing as npt
 
-from dualpath.engine_agent.engines.slots import check_cached, check_chunks, missing_slot
-from dualpath.engine_agent.ports import ForwardChunk, Sampled, Verdict
-from dualpath.model.errors import BlockSizeError, Broken, Rejected
-from dualpath.model.layout import BLOCK_TOKENS, BlockLayout
+from dualpath.engine_agent.engines.checks import (
+    check_cached,
+    check_chunks,
+    check_layer,
+    check_prompt_blocks,
+    check_room,
+    check_tokens,
+)
+from dualpath.engine_agent.engines.emulated_kv import KvPattern, Words, fold
+from dualpath.engine_agent.engines.slots import Slots
+from dualpath.engine_agent.ports import Floats, ForwardChunk, Sampled, Verdict
+from dualpath.model.errors import Broken, Rejected
+from dualpath.model.layout import BlockLayout
 
-Words = npt.NDArray[np.uint32]
-WORD_BYTES = 4
+TOKENS_MAX = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +43,23 @@ class EmulatedCost:
     prefill_s_per_forward: float = 0.002
     decode_s_per_step: float = 0.002
     decode_s_per_turn: float = 0.0002
+
+    def __post_init__(self) -> None:
+        for one in fields(self):
+            if not getattr(self, one.name) >= 0:
+                raise Rejected(f"{one.name} is {getattr(self, one.name)}, wanted at least 0", field=one.name)
+
+    def layer_s(self, chunks: Sequence[ForwardChunk], num_layers: int) -> float:
+        """One layer's share of a forward: layers are alike."""
+        total = self.prefill_s_per_forward
+        for chunk in chunks:
+            new = len(chunk.tokens)
+            pairs = new * chunk.cached + new * (new + 1) / 2
+            total += new * self.prefill_s_per_token + pairs * self.prefill_s_per_token_pair
+        return total / num_layers
+
+    def step_s(self, turns: int) -> float:
+        return self.decode_s_per_step + turns * self.decode_s_per_turn
 
 
 @dataclass(slots=True, eq=False)
@@ -55,23 +79,33 @@ class _Slot:
 
 @dataclass(eq=False)
 class EmulatedEngine:
-    """Same calls as a real engine, chosen KV size, chosen speed."""
+    """Same calls as a real engine, chosen KV size, chosen speed.
+
+    seed         another seed is another model: other KV, other tokens
+    check_bytes  compare every KV byte that comes back, not only each row's first and last words
+    sleep        takes the seconds that compute would take; tests and the simulator pass their own
+    """
 
     layout: BlockLayout
     cost: EmulatedCost = EmulatedCost()
     vocab_size: int = 32_000
-    tokens_max: int = 1 << 20
+    tokens_max: int = TOKENS_MAX
+    seed: int = 0
+    check_bytes: bool = False
     model_name: str = "emulated"
-    model_revision: str = "1"
     dtype: str = "bytes"
     sleep: Callable[[float], None] = time.sleep
-    _slots: dict[str, _Slot] = field(default_factory=dict)
+    _slots: Slots[_Slot] = field(default_factory=Slots)
 
     def __post_init__(self) -> None:
-        if self.layout.bytes_per_token_layer % WORD_BYTES:
-            message = f"bytes_per_token_layer is {self.layout.bytes_per_token_layer}, wanted a multiple of {WORD_BYTES}"
-            raise Rejected(message, field="bytes_per_token_layer", reason="LAYOUT")
-        self._words = self.layout.bytes_per_token_layer // WORD_BYTES
+        self._pattern = KvPattern(self.layout, self.seed)
+        for name in ("vocab_size", "tokens_max"):
+            if getattr(self, name) < 1:
+                raise Rejected(f"{name} is {getattr(self, name)}, wanted at least 1", field=name)
+
+    @property
+    def model_revision(self) -> str:
+        return f"2-seed-{self.seed}"  # 2: the second pattern of bytes; stored blocks of the first do not fit it
 
     # prefill
 
@@ -82,18 +116,19 @@ class EmulatedEngine:
     def forward_layer(
         self, forward: EmulatedForward, layer: int, cached_kv: Sequence[Sequence[memoryview]]
     ) -> list[memoryview]:
-        if layer != forward.next_layer:
-            raise Rejected(f"layer {layer} asked for, wanted {forward.next_layer}", field="layer")
+        check_layer(layer, wanted=forward.next_layer, num_layers=self.layout.num_layers)
         check_cached(forward.chunks, cached_kv, self.layout)
-        out = []
+        out, sampled = [], []
         for chunk, blocks in zip(forward.chunks, cached_kv, strict=True):
-            ids = self._checked_ids(blocks, chunk.cached, layer)
-            new = self._rows(np.asarray(chunk.tokens, np.uint32), chunk.cached, layer)
-            out.append(new.data.cast("B"))
+            cached = self._read_ids(blocks, chunk.cached, layer)
+            new = np.asarray(chunk.tokens, np.uint32)
+            out.append(self._pattern.rows(new, chunk.cached, layer).data.cast("B"))
             if layer == 0:
-                state = _fold(_fold(0, ids), np.asarray(chunk.tokens, np.uint32))
-                forward.sampled.append(Sampled(self._next(state)) if chunk.is_last else None)
-        self.sleep(self._layer_s(forward.chunks))
+                state = fold(fold(self.seed, cached), new)
+                sampled.append(Sampled(self._next(state)) if chunk.is_last else None)
+        self.sleep(self.cost.layer_s(forward.chunks, self.layout.num_layers))
+        if layer == 0:
+            forward.sampled = sampled
         forward.next_layer += 1
         return out
 
@@ -105,118 +140,82 @@ class EmulatedEngine:
     # decode
 
     def admit(self, slot: str, blocks: Sequence[memoryview], tokens: int, tokens_max: int, first_token: int) -> None:
-        if len(blocks) != self.layout.blocks_for(tokens) or any(
-            len(block) != self.layout.full_block_bytes for block in blocks
-        ):
-            wanted = f"{self.layout.blocks_for(tokens)} of {self.layout.full_block_bytes} bytes"
-            raise BlockSizeError(f"{len(blocks)} blocks for {tokens} tokens, wanted {wanted}")
-        kv = np.empty((self.layout.num_layers, tokens_max, self._words), np.uint32)
-        ids = np.empty(0, np.uint32)
+        check_room(tokens, tokens_max, tokens_max=self.tokens_max)
+        check_tokens((first_token,), vocab_size=self.vocab_size)
+        check_prompt_blocks(blocks, tokens, self.layout)
+        self._slots.check_free(slot)
+        kv = np.empty((self.layout.num_layers, tokens_max, self._pattern.words), np.uint32)
+        size = self.layout.layer_block_bytes
+        flat = [block.cast("B") for block in blocks]
         for layer in range(self.layout.num_layers):
-            size = self.layout.layer_block_bytes
-            layer_blocks = [block[layer * size : (layer + 1) * size] for block in blocks]
-            ids = self._checked_ids(layer_blocks, tokens, layer)
-            kv[layer, :tokens] = self._gather(layer_blocks, tokens)
-        self._slots[slot] = _Slot(kv, tokens, first_token, _fold(0, ids))
+            layer_blocks = [block[layer * size : (layer + 1) * size] for block in flat]
+            ids = self._read_ids(layer_blocks, tokens, layer)
+            if layer and not np.array_equal(ids, kv[0, :tokens, 0]):
+                raise Broken(f"KV of layer {layer} is of other tokens than layer 0", reason="KV_MISMATCH")
+            self._copy_layer(layer_blocks, kv[layer, :tokens])
+        self._slots.put(slot, _Slot(kv, tokens, first_token, fold(self.seed, kv[0, :tokens, 0])))
 
     def decode_step(self, slots: Sequence[str]) -> list[Sampled]:
-        entries = [self._slot(slot) for slot in slots]
-        self.sleep(self.cost.decode_s_per_step + len(entries) * self.cost.decode_s_per_turn)
+        entries = self._slots.batch(slots)
+        if not entries:
+            return []
+        self.sleep(self.cost.step_s(len(entries)))
         sampled = []
         for entry in entries:
-            token = np.asarray([entry.last_token], np.uint32)
-            for layer in range(self.layout.num_layers):
-                entry.kv[layer, entry.tokens] = self._rows(token, entry.tokens, layer)[0]
-            entry.state = _fold(entry.state, token)
+            entry.kv[:, entry.tokens] = self._pattern.token_rows(entry.last_token, entry.tokens)
+            entry.state = fold(entry.state, np.asarray([entry.last_token], np.uint32))
             entry.tokens += 1
             entry.last_token = self._next(entry.state)
             sampled.append(Sampled(entry.last_token))
         return sampled
 
     def kv_tokens(self, slot: str) -> int:
-        return self._slot(slot).tokens
+        return self._slots.get(slot).tokens
 
     def copy_block(self, slot: str, index: int, into: memoryview) -> None:
-        entry, layout = self._slot(slot), self.layout
-        start, end = index * layout.block_tokens, (index + 1) * layout.block_tokens
-        if end > entry.tokens:
-            raise Rejected(f"block {index} ends at token {end}, {entry.tokens} tokens have KV", field="index")
-        if len(into) != layout.full_block_bytes:
-            raise BlockSizeError(f"memory has {len(into)} bytes, layout wants {layout.full_block_bytes}")
-        np.frombuffer(into, np.uint32).reshape(layout.num_layers, BLOCK_TOKENS, -1)[:] = entry.kv[:, start:end]
+        self._slots.copy_block(slot, index, into, self.layout)
 
     def release(self, slot: str) -> None:
-        self._slots.pop(slot, None)
+        self._slots.release(slot)
 
-    # oracle
+    # oracle: from token ids alone
+
+    def recompute(
+        self, prompt: Sequence[int], max_new_tokens: int, *, stop_tokens: Sequence[int] = ()
+    ) -> tuple[tuple[int, ...], tuple[Floats, ...]]:
+        """The tokens that follow `prompt`; no logits. A stop token ends the generation and is its last token."""
+        state, generated = self._state_of(prompt), []
+        for _ in range(max_new_tokens):
+            generated.append(self._next(state))
+            if generated[-1] in stop_tokens:
+                break
+            state = fold(state, np.asarray(generated[-1:], np.uint32))
+        return tuple(generated), ()
 
     def verify(self, prompt: Sequence[int], generated: Sequence[int]) -> Verdict:
-        """Recompute each token from the ids before it alone."""
-        state = _fold(0, np.asarray(prompt, np.uint32))
+        """Each generated token against the one that follows the ids before it. Integers: no rounding, no margin."""
+        check_tokens(generated, vocab_size=self.vocab_size)
+        state, first_mismatch = self._state_of(prompt), None
         for index, token in enumerate(generated):
             if self._next(state) != token:
-                return Verdict(False, len(generated), index, 1.0)
-            state = _fold(state, np.asarray([token], np.uint32))
-        return Verdict(True, len(generated), None, 1.0)
+                first_mismatch = index
+                break
+            state = fold(state, np.asarray([token], np.uint32))
+        return Verdict(first_mismatch is None, len(generated), first_mismatch, float("inf"))
 
-    # bytes
-
-    def _rows(self, ids: Words, first: int, layer: int) -> Words:
-        """KV rows [len(ids), words] of tokens at positions first, ...: word 0 is the id, the others mix all three."""
-        base = self._base(ids, first, layer)
-        rows = base[:, None] + np.arange(self._words, dtype=np.uint32)[None, :]
-        rows[:, 0] = ids
-        return rows
-
-    def _base(self, ids: Words, first: int, layer: int) -> Words:
-        positions = np.arange(first, first + len(ids), dtype=np.uint32)
-        return ids * np.uint32(2654435761) ^ positions * np.uint32(40503) ^ np.uint32(layer * 0x01000193 & 0xFFFFFFFF)
-
-    def _checked_ids(self, blocks: Sequence[memoryview], tokens: int, layer: int) -> Words:
-        """The ids in one layer's blocks, after comparing first and last words of every row with what they must be."""
-        ids = np.empty(tokens, np.uint32)
-        for index, block in enumerate(blocks):
-            start = index * BLOCK_TOKENS
-            rows = np.frombuffer(block, np.uint32).reshape(BLOCK_TOKENS, self._words)[: tokens - start]
-            ids[start : start + len(rows)] = rows[:, 0]
-            if self._words == 1:
-                continue
-            base = self._base(rows[:, 0], start, layer)
-            if not (
-                np.array_equal(rows[:, 1], base + np.uint32(1))
-                and np.array_equal(rows[:, -1], base + np.uint32(self._words - 1))
-            ):
-                message = f"KV of layer {layer}, tokens {start} to {start + len(rows) - 1} is not what was computed"
-                raise Broken(message, reason="KV_MISMATCH")
-        return ids
-
-    def _gather(self, blocks: Sequence[memoryview], tokens: int) -> Words:
-        rows = np.concatenate([np.frombuffer(block, np.uint32).reshape(BLOCK_TOKENS, -1) for block in blocks])
-        return rows[:tokens]
+    def _state_of(self, prompt: Sequence[int]) -> int:
+        whole = ForwardChunk(tuple(prompt), 0, is_last=True)
+        check_chunks([whole], vocab_size=self.vocab_size, tokens_max=self.tokens_max)
+        return fold(self.seed, np.asarray(prompt, np.uint32))
 
     def _next(self, state: int) -> int:
         return (state ^ (state >> 29)) % self.vocab_size
 
-    def _layer_s(self, chunks: Sequence[ForwardChunk]) -> float:
-        cost = self.cost
-        total = cost.prefill_s_per_forward
-        for chunk in chunks:
-            new = len(chunk.tokens)
-            pairs = new * chunk.cached + new * (new + 1) / 2
-            total += new * cost.prefill_s_per_token + pairs * cost.prefill_s_per_token_pair
-        return total / self.layout.num_layers
+    def _read_ids(self, blocks: Sequence[memoryview], tokens: int, layer: int) -> Words:
+        return self._pattern.read_ids(blocks, tokens, layer, every_byte=self.check_bytes)
 
-    def _slot(self, slot: str) -> _Slot:
-        entry = self._slots.get(slot)
-        if entry is None:
-            raise missing_slot(slot)
-        return entry
-
-
-def _fold(state: int, ids: Words) -> int:
-    """A rolling hash over ids, the same however they are cut."""
-    mask = (1 << 64) - 1
-    multiplier = 6364136223846793005
-    for token in ids.tolist():
-        state = (state * multiplier + token + 1442695040888963407) & mask
-    return state
+    def _copy_layer(self, blocks: Sequence[memoryview], into: Words) -> None:
+        """Layer blocks into one layer of a slot, [tokens, words]."""
+        for index, block in enumerate(blocks):
+            target = into[index * self.layout.block_tokens :][: self.layout.block_tokens]
+            target[:] = self._pattern.as_rows(block)[: len(target)]

@@ -1,7 +1,8 @@
 """The reference engine: a real decoder-only transformer, small enough for two cores, with real KV (DESIGN "compute").
 
-It is the embedded default and its own oracle: `verify` recomputes a whole turn without any cache. KV of one token and
-layer is K after rotary, then V, float32.
+It is the embedded default and its own oracle: `recompute` and `verify` run whole sequences without any cache. KV of one
+token and layer is K after rotary, then V, float32. Set OPENBLAS_NUM_THREADS=1 before NumPy is imported (the agent's
+__main__ does): threads of several small processes on few cores only wait for each other.
 """
 
 import hashlib
@@ -11,11 +12,27 @@ from pathlib import Path
 
 import numpy as np
 
-from dualpath.engine_agent.engines.model_config import ModelConfig, Weights, loaded_weights, seeded_weights
-from dualpath.engine_agent.engines.slots import check_cached, check_chunks, missing_slot
-from dualpath.engine_agent.engines.transformer import Rotary, attend, finish_layer, project_qkv, rms_norm
+from dualpath.engine_agent.engines.checks import (
+    check_cached,
+    check_chunks,
+    check_layer,
+    check_prompt_blocks,
+    check_room,
+    check_tokens,
+)
+from dualpath.engine_agent.engines.model_config import ModelConfig
+from dualpath.engine_agent.engines.slots import Slots
+from dualpath.engine_agent.engines.transformer import (
+    Positions,
+    Rotary,
+    attend,
+    finish_layer,
+    logits_of,
+    project_qkv,
+)
+from dualpath.engine_agent.engines.weights import Weights, loaded_weights, read_bytes, seeded_weights
 from dualpath.engine_agent.ports import Floats, ForwardChunk, Sampled, Verdict
-from dualpath.model.errors import BlockSizeError, Rejected
+from dualpath.model.errors import Broken, Rejected
 from dualpath.model.layout import BLOCK_TOKENS, BlockLayout
 
 FLOAT_BYTES = 4
@@ -27,7 +44,7 @@ class ReferenceForward:
 
     chunks: tuple[ForwardChunk, ...]
     hidden: Floats
-    positions: "np.ndarray[tuple[int], np.dtype[np.int64]]"
+    positions: Positions
     next_layer: int = 0
 
     def spans(self) -> list[tuple[ForwardChunk, slice]]:
@@ -55,7 +72,7 @@ class ReferenceEngine:
     model_revision: str = "seed-0"
     dtype: str = "float32"
     resident_kv_bytes_peak: int = 0  # most prefix KV a forward held at once: one layer of its batch
-    _slots: dict[str, _Slot] = field(default_factory=dict)
+    _slots: Slots[_Slot] = field(default_factory=Slots)
 
     def __post_init__(self) -> None:
         self._rotary = Rotary(self.config)
@@ -67,10 +84,12 @@ class ReferenceEngine:
     @classmethod
     def from_safetensors(cls, folder: Path) -> "ReferenceEngine":
         """A folder with config.json and model.safetensors under Hugging Face's Qwen2 names."""
-        config = ModelConfig.from_json(folder / "config.json")
-        weights = folder / "model.safetensors"
-        revision = hashlib.sha256(weights.read_bytes()).hexdigest()[:16]
-        return cls(config, loaded_weights(config, weights), model_name=folder.name, model_revision=revision)
+        config = ModelConfig.from_json(read_bytes(folder / "config.json"))
+        content = read_bytes(folder / "model.safetensors")
+        # The config counts too: another rope_theta over the same weights gives other KV.
+        revision = hashlib.sha256(repr(config).encode() + content).hexdigest()[:16]
+        weights = loaded_weights(config, content, name="model.safetensors")
+        return cls(config, weights, model_name=folder.resolve().name, model_revision=revision)
 
     @property
     def layout(self) -> BlockLayout:
@@ -97,8 +116,7 @@ class ReferenceEngine:
     def forward_layer(
         self, forward: ReferenceForward, layer: int, cached_kv: Sequence[Sequence[memoryview]]
     ) -> list[memoryview]:
-        if layer != forward.next_layer:
-            raise Rejected(f"layer {layer} asked for, wanted {forward.next_layer}", field="layer")
+        check_layer(layer, wanted=forward.next_layer, num_layers=self.config.num_hidden_layers)
         check_cached(forward.chunks, cached_kv, self.layout)
         weights = self.weights.layers[layer]
         queries, new_rows = project_qkv(forward.hidden, weights, self.config, self._rotary, forward.positions)
@@ -108,7 +126,7 @@ class ReferenceEngine:
             rows = self._rows(chunk.cached, blocks, new_rows[span])
             resident += rows.nbytes
             attended[span] = attend(queries[span], rows, self.config, first=chunk.cached)
-            out.append(np.ascontiguousarray(new_rows[span]).data.cast("B"))
+            out.append(new_rows[span].data.cast("B"))
         self.resident_kv_bytes_peak = max(self.resident_kv_bytes_peak, resident)
         forward.hidden = finish_layer(forward.hidden, attended, weights, self.config)
         forward.next_layer += 1
@@ -124,23 +142,22 @@ class ReferenceEngine:
     # decode
 
     def admit(self, slot: str, blocks: Sequence[memoryview], tokens: int, tokens_max: int, first_token: int) -> None:
-        layout, config = self.layout, self.config
-        if len(blocks) != layout.blocks_for(tokens) or any(len(b) != layout.full_block_bytes for b in blocks):
-            wanted = f"{layout.blocks_for(tokens)} of {layout.full_block_bytes} bytes"
-            message = f"{len(blocks)} blocks for {tokens} tokens, wanted {wanted}"
-            raise BlockSizeError(message)
-        if not tokens < tokens_max <= self.tokens_max:
-            raise Rejected(f"slot for {tokens_max} tokens, the model takes {self.tokens_max}", field="tokens_max")
-        kv = np.empty((config.num_hidden_layers, tokens_max, 2 * config.kv_size), np.float32)
+        check_room(tokens, tokens_max, tokens_max=self.tokens_max)
+        check_tokens((first_token,), vocab_size=self.vocab_size)
+        check_prompt_blocks(blocks, tokens, self.layout)
+        self._slots.check_free(slot)
+        layers, row = self.config.num_hidden_layers, 2 * self.config.kv_size
+        kv = np.empty((layers, tokens_max, row), np.float32)
         for index, block in enumerate(blocks):
-            start = index * layout.block_tokens
-            count = min(layout.block_tokens, tokens - start)
-            shape = (config.num_hidden_layers, layout.block_tokens, 2 * config.kv_size)
-            kv[:, start : start + count] = np.frombuffer(block, np.float32).reshape(shape)[:, :count]
-        self._slots[slot] = _Slot(kv, tokens, first_token)
+            start = index * BLOCK_TOKENS
+            count = min(BLOCK_TOKENS, tokens - start)
+            kv[:, start : start + count] = _floats(block).reshape(layers, BLOCK_TOKENS, row)[:, :count]
+        self._slots.put(slot, _Slot(kv, tokens, first_token))
 
     def decode_step(self, slots: Sequence[str]) -> list[Sampled]:
-        entries = [self._slot(slot) for slot in slots]
+        entries = self._slots.batch(slots)
+        if not entries:
+            return []
         positions = np.array([entry.tokens for entry in entries], np.int64)
         hidden = self.weights.embedding[[entry.last_token for entry in entries]]
         for layer, weights in enumerate(self.weights.layers):
@@ -158,66 +175,83 @@ class ReferenceEngine:
         return sampled
 
     def kv_tokens(self, slot: str) -> int:
-        return self._slot(slot).tokens
+        return self._slots.get(slot).tokens
 
     def copy_block(self, slot: str, index: int, into: memoryview) -> None:
-        entry, layout = self._slot(slot), self.layout
-        start, end = index * layout.block_tokens, (index + 1) * layout.block_tokens
-        if end > entry.tokens:
-            raise Rejected(f"block {index} ends at token {end}, {entry.tokens} tokens have KV", field="index")
-        if len(into) != layout.full_block_bytes:
-            raise BlockSizeError(f"memory has {len(into)} bytes, layout wants {layout.full_block_bytes}")
-        target = np.frombuffer(into, np.float32).reshape(self.config.num_hidden_layers, layout.block_tokens, -1)
-        target[:] = entry.kv[:, start:end]
+        self._slots.copy_block(slot, index, into, self.layout)
 
     def release(self, slot: str) -> None:
-        self._slots.pop(slot, None)
+        self._slots.release(slot)
 
-    # oracle
+    # oracle: nothing below reads or writes a cache
 
-    def recompute(self, tokens: Sequence[int]) -> Floats:
-        """Logits [len(tokens), vocab_size] of a plain forward over the whole sequence: no blocks, no cache."""
-        check_chunks(
-            [ForwardChunk(tuple(tokens), 0, is_last=True)], vocab_size=self.vocab_size, tokens_max=self.tokens_max
+    def recompute(
+        self, prompt: Sequence[int], max_new_tokens: int, *, stop_tokens: Sequence[int] = ()
+    ) -> tuple[tuple[int, ...], tuple[Floats, ...]]:
+        """Greedy generation that computes the whole sequence anew at each step: tokens, and each step's logits.
+
+        A stop token ends the generation and is its last token.
+        """
+        context, logits = list(prompt), []
+        for _ in range(max_new_tokens):
+            step = self.logits(context, first=len(context) - 1)[0]
+            logits.append(step)
+            context.append(int(step.argmax()))
+            if context[-1] in stop_tokens:
+                break
+        return tuple(context[len(prompt) :]), tuple(logits)
+
+    def verify(self, prompt: Sequence[int], generated: Sequence[int]) -> Verdict:
+        """One forward over prompt + generation gives, for every generated token, what greedy decoding would give: if
+        all of them agree, so does the step-by-step recompute, at a fraction of its cost."""
+        check_tokens(generated, vocab_size=self.vocab_size)
+        if not generated:
+            return Verdict(equal=True, tokens_checked=0, first_mismatch=None, smallest_margin=float("inf"))
+        logits = self.logits([*prompt, *generated[:-1]], first=len(prompt) - 1)
+        second, best = np.partition(logits, -2, axis=-1)[:, -2:].T
+        wrong = np.flatnonzero(logits.argmax(axis=-1) != np.asarray(generated))
+        return Verdict(
+            equal=len(wrong) == 0,
+            tokens_checked=len(generated),
+            first_mismatch=int(wrong[0]) if len(wrong) else None,
+            smallest_margin=float(np.min(best - second)),
         )
+
+    def logits(self, tokens: Sequence[int], *, first: int = 0) -> Floats:
+        """Logits [len(tokens) - first, vocab_size] of one plain forward over the whole sequence."""
+        whole = ForwardChunk(tuple(tokens), 0, is_last=True)
+        check_chunks([whole], vocab_size=self.vocab_size, tokens_max=self.tokens_max)
+        if not 0 <= first < len(tokens):
+            raise Rejected(f"logits from token {first} of {len(tokens)}: the prompt is empty", field="prompt")
         positions = np.arange(len(tokens), dtype=np.int64)
         hidden = self.weights.embedding[np.asarray(tokens, np.int64)]
         for weights in self.weights.layers:
             queries, rows = project_qkv(hidden, weights, self.config, self._rotary, positions)
             hidden = finish_layer(hidden, attend(queries, rows, self.config, first=0), weights, self.config)
-        return rms_norm(hidden, self.weights.final_norm, self.config.rms_norm_eps) @ self.weights.head
-
-    def verify(self, prompt: Sequence[int], generated: Sequence[int]) -> Verdict:
-        """One recompute of prompt + generation shows for every generated token whether greedy decoding gives it."""
-        logits = self.recompute([*prompt, *generated[:-1]])[len(prompt) - 1 :]
-        best = logits.argmax(axis=-1)
-        top = np.partition(logits, -2, axis=-1)[:, -2:]
-        margin = float(np.min(top[:, 1] - top[:, 0])) if len(generated) else float("inf")
-        for index, token in enumerate(generated):
-            if int(best[index]) != token:
-                return Verdict(False, len(generated), index, margin)
-        return Verdict(True, len(generated), None, margin)
+        return logits_of(hidden[first:], self.weights, self.config)
 
     def _rows(self, cached: int, blocks: Sequence[memoryview], new_rows: Floats) -> Floats:
         """One layer's KV rows of a chunk: cached tokens from their blocks, then the new ones."""
-        rows = np.empty((cached + len(new_rows), 2 * self.config.kv_size), np.float32)
+        row = 2 * self.config.kv_size
+        rows = np.empty((cached + len(new_rows), row), np.float32)
         start = 0
         for block in blocks:
             count = min(BLOCK_TOKENS, cached - start)
-            rows[start : start + count] = np.frombuffer(block, np.float32).reshape(-1, 2 * self.config.kv_size)[:count]
+            rows[start : start + count] = _floats(block).reshape(BLOCK_TOKENS, row)[:count]
             start += count
         rows[cached:] = new_rows
         return rows
 
     def _sample(self, hidden: Floats) -> list[Sampled]:
-        logits = rms_norm(hidden, self.weights.final_norm, self.config.rms_norm_eps) @ self.weights.head
+        """Greedy; raises Broken where the arithmetic ended in NaN, which argmax would turn into a token."""
+        logits = logits_of(hidden, self.weights, self.config)
+        if not np.isfinite(logits).all():
+            raise Broken("logits are not finite: the KV read is damaged, or the weights are", reason="NOT_FINITE")
         return [Sampled(int(row.argmax()), row) for row in logits]
 
-    def _slot(self, slot: str) -> _Slot:
-        entry = self._slots.get(slot)
-        if entry is None:
-            raise missing_slot(slot)
-        return entry
+
+def _floats(block: memoryview) -> Floats:
+    return np.frombuffer(block, np.float32)
 
 
 def _short_hash(text: str) -> str:

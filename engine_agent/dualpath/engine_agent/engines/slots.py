@@ -1,41 +1,68 @@
-"""Checks that every engine makes on what it is given."""
+"""The slots of a decode engine: KV of admitted turns in "HBM", by name. One class for every NumPy engine."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
 
-from dualpath.engine_agent.ports import ForwardChunk
-from dualpath.model.errors import BlockSizeError, Rejected
+import numpy as np
+import numpy.typing as npt
+
+from dualpath.engine_agent.engines.checks import check_full_block, check_index
+from dualpath.model.errors import Rejected
 from dualpath.model.layout import BlockLayout
 
 
-def check_chunks(chunks: Sequence[ForwardChunk], *, vocab_size: int, tokens_max: int) -> None:
-    """raises Rejected for an empty chunk, a token outside the vocabulary, or a context longer than the model takes"""
-    for chunk in chunks:
-        if not chunk.tokens:
-            raise Rejected("a chunk has no tokens, wanted at least 1", field="tokens")
-        top = max(chunk.tokens)
-        if top >= vocab_size or min(chunk.tokens) < 0:
-            raise Rejected(
-                f"token {top} is outside the vocabulary of {vocab_size}", field="tokens", reason="VOCABULARY"
-            )
-        length = chunk.cached + len(chunk.tokens)
-        if length > tokens_max:
-            raise Rejected(
-                f"context of {length} tokens, the model takes {tokens_max}", field="tokens", reason="TOO_LONG"
-            )
+class Slot(Protocol):
+    """kv [num_layers, tokens_max, ...], of which the first `tokens` hold something."""
+
+    tokens: int
+
+    @property
+    def kv(self) -> npt.NDArray[np.generic]: ...
 
 
-def check_cached(
-    chunks: Sequence[ForwardChunk], cached_kv: Sequence[Sequence[memoryview]], layout: BlockLayout
-) -> None:
-    """raises BlockSizeError unless every chunk's blocks hold exactly its cached tokens"""
-    for chunk, blocks in zip(chunks, cached_kv, strict=True):
-        wanted = layout.blocks_for(chunk.cached)
-        if len(blocks) != wanted:
-            raise BlockSizeError(f"{len(blocks)} layer blocks for {chunk.cached} cached tokens, wanted {wanted}")
-        for block in blocks:
-            if len(block) != layout.layer_block_bytes:
-                raise BlockSizeError(f"layer block has {len(block)} bytes, layout wants {layout.layer_block_bytes}")
+S = TypeVar("S", bound=Slot)
 
 
-def missing_slot(slot: str) -> Rejected:
-    return Rejected(f"slot {slot} is not admitted to this engine", field="slot", reason="UNKNOWN_SLOT")
+@dataclass(eq=False)
+class Slots(Generic[S]):
+    """Admitted turns by name."""
+
+    _entries: dict[str, S] = field(default_factory=dict)
+
+    def check_free(self, name: str) -> None:
+        """raises Rejected if the name is taken: two attempts would write each other's KV"""
+        if name in self._entries:
+            raise Rejected(f"slot {name} is admitted already", field="slot", reason="SLOT_TAKEN")
+
+    def put(self, name: str, entry: S) -> None:
+        self._entries[name] = entry
+
+    def get(self, name: str) -> S:
+        entry = self._entries.get(name)
+        if entry is None:
+            raise Rejected(f"slot {name} is not admitted to this engine", field="slot", reason="UNKNOWN_SLOT")
+        return entry
+
+    def batch(self, names: Sequence[str]) -> list[S]:
+        """The entries of one decode step; raises Rejected, before anything changed, for one that cannot take it."""
+        if len(set(names)) != len(names):
+            raise Rejected("a decode step names a slot twice", field="slots")
+        entries = [self.get(name) for name in names]
+        for name, entry in zip(names, entries, strict=True):
+            if entry.tokens >= entry.kv.shape[1]:
+                message = f"slot {name} is full: {entry.tokens} tokens have KV"
+                raise Rejected(message, field="slots", reason="SLOT_FULL")
+        return entries
+
+    def copy_block(self, name: str, index: int, into: memoryview, layout: BlockLayout) -> None:
+        """Device -> host: block `index` of all layers, [num_layers, block_tokens, bytes_per_token_layer]."""
+        entry = self.get(name)
+        check_index(index, entry.tokens, layout)
+        check_full_block(into, layout)
+        start = index * layout.block_tokens
+        kv = entry.kv[:, start : start + layout.block_tokens]
+        np.frombuffer(into, kv.dtype).reshape(kv.shape)[:] = kv
+
+    def release(self, name: str) -> None:
+        self._entries.pop(name, None)

@@ -1,11 +1,15 @@
 """The arithmetic of one Qwen2-style layer in NumPy: RMSNorm, rotary, grouped-query attention, SwiGLU. No state."""
 
 import numpy as np
+import numpy.typing as npt
 
-from dualpath.engine_agent.engines.model_config import LayerWeights, ModelConfig
+from dualpath.engine_agent.engines.model_config import ModelConfig
+from dualpath.engine_agent.engines.weights import LayerWeights, Weights
 from dualpath.engine_agent.ports import Floats
 
-ATTENTION_ROWS = 256  # query rows whose scores are held at once, so that a long prompt needs no square matrix
+Positions = npt.NDArray[np.int64]
+ATTENTION_ROWS = 64  # query rows whose scores are held at once: a long prompt needs no square matrix, caches are hit
+_CAUSAL = np.triu(np.full((ATTENTION_ROWS, ATTENTION_ROWS), -np.inf, np.float32), k=1)
 
 
 def rms_norm(x: Floats, weight: Floats, eps: float) -> Floats:
@@ -25,7 +29,7 @@ class Rotary:
         self._sin = np.sin(angles).astype(np.float32)
         self._half = half
 
-    def apply(self, x: Floats, positions: "np.ndarray[tuple[int], np.dtype[np.int64]]") -> Floats:
+    def apply(self, x: Floats, positions: Positions) -> Floats:
         """x [tokens, heads, head_dim] turned to its positions [tokens]."""
         cos, sin = self._cos[positions][:, None, :], self._sin[positions][:, None, :]
         first, second = x[..., : self._half], x[..., self._half :]
@@ -37,7 +41,7 @@ def project_qkv(
     weights: LayerWeights,
     config: ModelConfig,
     rotary: Rotary,
-    positions: "np.ndarray[tuple[int], np.dtype[np.int64]]",
+    positions: Positions,
 ) -> tuple[Floats, Floats]:
     """Queries [tokens, heads, head_dim] and KV rows [tokens, 2 x kv_size] of x [tokens, hidden], both rotated."""
     joined = rms_norm(x, weights.input_norm, config.rms_norm_eps) @ weights.qkv + weights.qkv_bias
@@ -69,14 +73,13 @@ def attend(q: Floats, rows: Floats, config: ModelConfig, *, first: int) -> Float
         # one matrix product per KV head: its `share` query heads are stacked as rows
         stacked = part.reshape(count, kv_heads, share, dim).transpose(1, 2, 0, 3).reshape(kv_heads, share * count, dim)
         scores = (stacked * scale) @ keys[:, :, :seen]
-        if count > 1:
-            hidden = np.arange(seen)[None, :] > (first + start + np.arange(count))[:, None]
-            scores.reshape(kv_heads, share, count, seen)[:, :, hidden] = -np.inf
+        if count > 1:  # only the part's own square has anything to hide; all earlier columns are visible
+            scores.reshape(kv_heads, share, count, seen)[..., seen - count :] += _CAUSAL[:count, :count]
         scores -= scores.max(axis=-1, keepdims=True)
         np.exp(scores, out=scores)
-        scores /= scores.sum(axis=-1, keepdims=True)
-        mixed = (scores @ values[:, :seen]).reshape(kv_heads, share, count, dim)
-        out[start : start + count] = mixed.transpose(2, 0, 1, 3).reshape(count, -1)
+        # dividing after the product touches head_dim columns instead of all seen ones
+        mixed = (scores @ values[:, :seen]) / scores.sum(axis=-1, keepdims=True)
+        out[start : start + count] = mixed.reshape(kv_heads, share, count, dim).transpose(2, 0, 1, 3).reshape(count, -1)
     return out
 
 
@@ -85,5 +88,12 @@ def finish_layer(x: Floats, attended: Floats, weights: LayerWeights, config: Mod
     x = x + attended @ weights.output
     joined = rms_norm(x, weights.post_norm, config.rms_norm_eps) @ weights.gate_up
     gate, up = joined[:, : config.intermediate_size], joined[:, config.intermediate_size :]
-    y: Floats = x + (gate / (1.0 + np.exp(-gate)) * up) @ weights.down
+    with np.errstate(over="ignore"):  # exp of a large number is inf, and gate / inf is the 0 that SiLU wants
+        y: Floats = x + (gate / (1.0 + np.exp(-gate)) * up) @ weights.down
     return y
+
+
+def logits_of(x: Floats, weights: Weights, config: ModelConfig) -> Floats:
+    """The head: [tokens, vocab_size] of the last layer's output [tokens, hidden]."""
+    logits: Floats = rms_norm(x, weights.final_norm, config.rms_norm_eps) @ weights.head
+    return logits
