@@ -18,6 +18,11 @@ def test_the_item_that_would_exceed_the_quota_is_cut() -> None:
     assert _sizes(pack_batch(_line(200, 500), QUOTA_S, MS_PER_TOKEN)) == [200, 64]
 
 
+def test_the_prediction_is_that_of_the_whole_forward() -> None:
+    """§6.2: all items together: after 100 + 100 only 100 of the 300 ms are left for the third."""
+    assert _sizes(pack_batch(_line(100, 100, 200), QUOTA_S, MS_PER_TOKEN)) == [100, 100, 64]
+
+
 def test_the_cut_is_the_largest_that_fits() -> None:
     """§6.2: binary search for bsz': 256 tokens fit 300 ms, 320 do not."""
     assert _sizes(pack_batch(_line(10_000), QUOTA_S, MS_PER_TOKEN)) == [256]

@@ -128,7 +128,20 @@ def test_round_robin_takes_the_next_engine_that_has_the_hbm(snapshot: DecodeSnap
 def test_round_robin_groups_differ_by_one_turn_at_most(
     turns: tuple[WaitingTurn, ...], groups: tuple[GroupView, ...], rotation: int
 ) -> None:
-    counts = Counter(p.group_id for p in round_robin_groups(turns, groups, rotation=rotation))
+    placements = round_robin_groups(turns, groups, rotation=rotation)
 
+    counts = Counter(p.group_id for p in placements)
     shares = [counts[group.group_id] for group in groups]
     assert max(shares) - min(shares) <= 1
+
+
+@laws
+@given(waiting_turns(), group_views(min_size=1), rotations())
+def test_a_round_robin_group_placement_shows_the_tokens_before_it(
+    turns: tuple[WaitingTurn, ...], groups: tuple[GroupView, ...], rotation: int
+) -> None:
+    tokens = {group.group_id: group.open_tokens + group.queued_tokens for group in groups}
+
+    for turn, placement in zip(turns, round_robin_groups(turns, groups, rotation=rotation), strict=True):
+        assert placement.group_tokens == tokens[placement.group_id]
+        tokens[placement.group_id] += turn.prompt_tokens

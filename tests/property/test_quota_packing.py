@@ -48,6 +48,20 @@ def test_a_batch_covers_a_prefix_of_the_line_and_cuts_only_its_last_item(
 
 
 @laws
+@given(prefill_items(min_size=3), st.integers(0, 100), attention_costs())
+def test_a_quota_that_ends_inside_the_line_is_never_exceeded(
+    items: tuple[PrefillItem, ...], percent: int, cost: AttentionCost
+) -> None:
+    """The quota is a share of what the whole line costs, so that it ends anywhere in it."""
+    line_s = _seconds(tuple(Chunk(item.turn_id, 1, item.cached, item.remaining) for item in items), cost)
+    quota_s = max(line_s * percent / 100, 1e-9)
+
+    chunks = pack_batch(items, quota_s, cost)
+
+    assert _seconds(chunks, cost) <= quota_s or [c.bsz for c in chunks] == [min(items[0].remaining, GRANULARITY_TOKENS)]
+
+
+@laws
 @given(prefill_items(), quotas_s, attention_costs(), granularities)
 def test_a_cut_item_gets_whole_granules(
     items: tuple[PrefillItem, ...], quota_s: float, cost: AttentionCost, granularity: int
