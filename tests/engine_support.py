@@ -2,29 +2,31 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
+import numpy.typing as npt
 
-from dualpath.engine_agent.engines.emulated import EmulatedCost, EmulatedEngine
+from dualpath.engine_agent.engines.emulated import EmulatedEngine
 from dualpath.engine_agent.engines.model_config import ModelConfig
 from dualpath.engine_agent.engines.reference import ReferenceEngine
-from dualpath.engine_agent.ports import ForwardChunk, Sampled
+from dualpath.engine_agent.ports import ComputeEngine, Floats, ForwardChunk, Sampled
 from dualpath.model.layout import BLOCK_TOKENS, BlockLayout
 
 # Logits of differently shaped products differ by rounding, about 1e-6 here; KV rows likewise.
 LOGITS_TOLERANCE = KV_TOLERANCE = 1e-4
 
-SMALL = ModelConfig(
-    hidden_size=48,
-    num_hidden_layers=3,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    head_dim=12,
-    intermediate_size=64,
-    vocab_size=97,
-    max_position_embeddings=512,
-)
-Engine = ReferenceEngine | EmulatedEngine
+VOCAB_SIZE, TOKENS_MAX = 512, 512
+# As wide as the default model: narrower ones repeat one token for ever, whatever they read.
+SMALL = ModelConfig(num_hidden_layers=3, vocab_size=VOCAB_SIZE, max_position_embeddings=TOKENS_MAX)
+
+
+class Engine(ComputeEngine, Protocol):
+    """A compute engine that brings its own step-by-step oracle."""
+
+    def recompute(
+        self, prompt: Sequence[int], max_new_tokens: int, *, stop_tokens: Sequence[int] = ()
+    ) -> tuple[tuple[int, ...], tuple[Floats, ...]]: ...
 
 
 @dataclass(frozen=True)
@@ -54,7 +56,7 @@ class HostKv:
         count = self.layout.blocks_for(self.tokens)
         return [self.bytes[index].reshape(-1).data for index in range(count)]
 
-    def rows(self, layer: int) -> np.ndarray:  # type: ignore[type-arg]
+    def rows(self, layer: int) -> npt.NDArray[np.uint8]:
         """[tokens, bytes_per_token_layer] of one layer, copied."""
         return self.bytes[:, layer].reshape(-1, self.layout.bytes_per_token_layer)[: self.tokens].copy()
 
@@ -78,27 +80,27 @@ def small_reference(*, seed: int = 7) -> ReferenceEngine:
 def small_emulated(*, seed: int = 7, check_bytes: bool = True) -> EmulatedEngine:
     layout = BlockLayout(3, BLOCK_TOKENS, 48)
     return EmulatedEngine(
-        layout, EmulatedCost(), vocab_size=97, tokens_max=512, seed=seed, check_bytes=check_bytes, sleep=lambda _: None
+        layout, vocab_size=VOCAB_SIZE, tokens_max=TOKENS_MAX, seed=seed, check_bytes=check_bytes, sleep=lambda _: None
     )
 
 
-def forward(engine: Engine, items: Sequence[Item]) -> list[Sampled | None]:
+def forward(engine: ComputeEngine, items: Sequence[Item]) -> list[Sampled | None]:
     """One forward batch; the new KV joins each turn's host memory."""
     chunks = [ForwardChunk(tuple(item.tokens), item.host.tokens, item.is_last) for item in items]
-    batch = engine.begin_forward(chunks)  # type: ignore[arg-type]
+    batch = engine.begin_forward(chunks)
     for layer in range(engine.layout.num_layers):
         cached = [item.host.layer_blocks(layer) for item in items]
-        computed = engine.forward_layer(batch, layer, cached)  # type: ignore[arg-type]
+        computed = engine.forward_layer(batch, layer, cached)
         for item, kv in zip(items, computed, strict=True):
             item.host.put(layer, kv)
     for item in items:
         item.host.tokens += len(item.tokens)
-    return list(engine.end_forward(batch))  # type: ignore[arg-type]
+    return list(engine.end_forward(batch))
 
 
-def prefill(engine: Engine, prompt: Sequence[int], *, cuts: Sequence[int] = ()) -> tuple[HostKv, Sampled]:
+def prefill(engine: ComputeEngine, prompt: Sequence[int], *, cuts: Sequence[int] = ()) -> tuple[HostKv, Sampled]:
     """Prefill a prompt in chunks that end at `cuts`; the turn's KV and its first generated token."""
-    host = HostKv(engine.layout, len(prompt))
+    host = HostKv(engine.layout, len(prompt) + BLOCK_TOKENS)  # room for a test to append
     ends = [*cuts, len(prompt)]
     sampled: Sampled | None = None
     for end in ends:
@@ -107,15 +109,15 @@ def prefill(engine: Engine, prompt: Sequence[int], *, cuts: Sequence[int] = ()) 
     return host, sampled
 
 
-def admit(engine: Engine, slot: str, host: HostKv, first_token: int, *, room: int) -> None:
+def admit(engine: ComputeEngine, slot: str, host: HostKv, first_token: int, *, room: int) -> None:
     engine.admit(slot, host.full_blocks(), host.tokens, host.tokens + room, first_token)
 
 
-def generate(engine: Engine, slot: str, host: HostKv, first_token: int, count: int) -> list[int]:
+def generate(engine: ComputeEngine, slot: str, host: HostKv, first_token: int, count: int) -> list[int]:
     """`count` generated tokens, the first included."""
     admit(engine, slot, host, first_token, room=max(1, count))
     return [first_token] + [engine.decode_step([slot])[0].token for _ in range(count - 1)]
 
 
-def random_tokens(count: int, *, seed: int, vocab_size: int = 97) -> list[int]:
+def random_tokens(count: int, *, seed: int, vocab_size: int = VOCAB_SIZE) -> list[int]:
     return np.random.default_rng(seed).integers(0, vocab_size, count).tolist()  # type: ignore[no-any-return]
