@@ -20,6 +20,7 @@ from dualpath.model.layout import BlockLayout
 
 Words = npt.NDArray[np.uint32]
 Longs = npt.NDArray[np.uint64]
+Flags = npt.NDArray[np.bool_]
 WORD_BYTES = 4
 WORDS_MIN = 2  # the id and one word that proves it
 # Odd multipliers: one-to-one modulo 2^32, so that two positions (ids, layers, seeds) never mix to the same base.
@@ -66,12 +67,16 @@ class KvPattern:
         every_byte  compare whole rows; else the first words and the last, which is where torn copies show
         raises      Broken(KV_MISMATCH), naming the positions, where a row is not what was computed
         """
-        ids = np.empty(tokens, np.uint32)
-        for index, block in enumerate(blocks):
-            start = index * self.layout.block_tokens
-            rows = self.as_rows(block)[: tokens - start]
-            ids[start : start + len(rows)] = rows[:, 0]
-            self._check(rows, start, layer, every_byte=every_byte)
+        if not blocks:
+            return np.empty(0, np.uint32)
+        rows = [self.as_rows(block) for block in blocks]
+        rows[-1] = rows[-1][: tokens - (len(rows) - 1) * self.layout.block_tokens]
+        ids: Words = np.concatenate([part[:, 0] for part in rows])
+        wrong = self._wrong_rows(rows, ids, layer) if every_byte else self._wrong_ends(rows, ids, layer)
+        if wrong.any():
+            at = np.flatnonzero(wrong)
+            span = f"{len(at)} of the tokens {at[0]} to {at[-1]}"
+            raise Broken(f"KV of layer {layer} is not what was computed for {span}", reason="KV_MISMATCH")
         return ids
 
     def as_rows(self, block: memoryview) -> Words:
@@ -82,17 +87,22 @@ class KvPattern:
         rows[:, 0] = ids
         return rows
 
-    def _check(self, rows: Words, start: int, layer: int, *, every_byte: bool) -> None:
-        if every_byte:
-            wrong = (rows != self.rows(rows[:, 0], start, layer)).any(axis=1)
-        else:
-            base = _base(rows[:, 0], _range(start, len(rows)), np.uint32(layer), self.seed)
-            last = self.words - 1
-            wrong = (rows[:, 1] != base + np.uint32(1)) | (rows[:, last] != base + np.uint32(last))
-        if wrong.any():
-            at = np.flatnonzero(wrong) + start
-            span = f"{len(at)} of the tokens {at[0]} to {at[-1]}"
-            raise Broken(f"KV of layer {layer} is not what was computed for {span}", reason="KV_MISMATCH")
+    def _wrong_ends(self, rows: Sequence[Words], ids: Words, layer: int) -> Flags:
+        # All blocks of the layer at once: a check per block would cost more than the bytes it looks at.
+        last = self.words - 1
+        base = _base(ids, _range(0, len(ids)), np.uint32(layer), self.seed)
+        firsts = np.concatenate([part[:, 1] for part in rows])
+        lasts = np.concatenate([part[:, last] for part in rows])
+        wrong: Flags = (firsts != base + np.uint32(1)) | (lasts != base + np.uint32(last))
+        return wrong
+
+    def _wrong_rows(self, rows: Sequence[Words], ids: Words, layer: int) -> Flags:
+        wrong, start = np.empty(len(ids), np.bool_), 0
+        for part in rows:
+            end = start + len(part)
+            wrong[start:end] = (part != self.rows(ids[start:end], start, layer)).any(axis=1)
+            start = end
+        return wrong
 
 
 def fold(state: int, ids: Words) -> int:
