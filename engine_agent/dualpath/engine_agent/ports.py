@@ -76,7 +76,10 @@ class ComputeEngine(Protocol):
         ...
 
     def begin_forward(self, chunks: Sequence[ForwardChunk]) -> Any:
-        """Start one forward batch; raises Rejected for tokens outside the vocabulary or a context too long."""
+        """Start one forward batch; raises Rejected for no tokens, tokens outside the vocabulary, or a context too long.
+
+        What comes back belongs to the engine. Dropping it, or ending it early, frees all it holds.
+        """
         ...
 
     def forward_layer(
@@ -86,12 +89,16 @@ class ComputeEngine(Protocol):
 
         cached_kv  per chunk, the layer blocks [block_tokens, bytes_per_token_layer] of its cached tokens, in order
         return     per chunk, the KV of its new tokens [len(tokens), bytes_per_token_layer], C order
-        raises     BlockSizeError for blocks that do not hold exactly the cached tokens
+        raises     BlockSizeError for blocks that do not hold exactly the cached tokens, Rejected for a layer out of
+                   turn, Broken(KV_MISMATCH) where the engine can tell that the KV is not what was computed
         """
         ...
 
     def end_forward(self, forward: Any) -> Sequence[Sampled | None]:
-        """The first generated token of each chunk that ends its prompt, None for the others."""
+        """The first generated token of each chunk that ends its prompt, None for the others.
+
+        After fewer than all layers the forward is given up: None for each. raises Broken(NOT_FINITE) for NaN logits.
+        """
         ...
 
     def admit(self, slot: str, blocks: Sequence[memoryview], tokens: int, tokens_max: int, first_token: int) -> None:
@@ -99,11 +106,16 @@ class ComputeEngine(Protocol):
 
         tokens      prompt tokens, all with KV; the last block may be partly filled
         tokens_max  tokens the slot must be able to hold
+        raises      BlockSizeError, Rejected(SLOT_TAKEN, SLOT_FULL, TOO_LONG, VOCABULARY), Broken(KV_MISMATCH);
+                    nothing is admitted then
         """
         ...
 
     def decode_step(self, slots: Sequence[str]) -> Sequence[Sampled]:
-        """One step of a continuous batch: each slot's last token gets its KV, the next token comes out."""
+        """One step of a continuous batch: each slot's last token gets its KV, the next token comes out.
+
+        raises  Rejected(UNKNOWN_SLOT, SLOT_FULL) or Broken(NOT_FINITE); no slot has moved on then
+        """
         ...
 
     def kv_tokens(self, slot: str) -> int:
