@@ -8,7 +8,8 @@ import asyncio
 import json
 import sys
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -109,18 +110,19 @@ async def check_tokens(
     done = [0, 0]
 
     async def check(half: int) -> tuple[int, int]:
-        async for count in _checker(halves[half], config):
-            if isinstance(count, tuple):
-                return count
-            done[half] = count
-            progress(sum(done))
+        async with aclosing(_checker(halves[half], config)) as counts:
+            async for count in counts:
+                if isinstance(count, tuple):
+                    return count
+                done[half] = count
+                progress(sum(done))
         raise Broken("the checker ended without a verdict", reason="CHECKER")
 
     results = await asyncio.gather(*(check(half) for half in (0, 1)))
     return sum(checked for checked, _ in results), sum(equal for _, equal in results)
 
 
-async def _checker(turns: Sequence[TurnRecord], config: CellConfig):  # type: ignore[no-untyped-def]
+async def _checker(turns: Sequence[TurnRecord], config: CellConfig) -> AsyncGenerator[int | tuple[int, int], None]:
     """Run one checker process; yields counts as it goes, then (checked, equal)."""
     process = await asyncio.create_subprocess_exec(
         sys.executable,

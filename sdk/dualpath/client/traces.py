@@ -2,11 +2,11 @@
 
     Claude Code CSV     columns session, is_subagent, turn, input_tokens, hit_tokens, output_tokens (.csv, .csv.gz)
     Claude Code JSON    one session with hash ids per 64 tokens
-    Mooncake JSONL      input_length, output_length, hash_ids per 512 tokens; requests that share a prefix are one session
+    Mooncake JSONL      input_length, output_length, hash_ids per 512 tokens; a shared prefix makes one session
     simple JSONL        {"turns": [{"append": 300, "gen": 20}, ...]} per line, or a bare list of such pairs
 
-A recorded prompt that is shorter than the session so far (the agent compacted its context) becomes a turn that keeps only
-the prefix which still hit, and appends the rest.
+A recorded prompt that is shorter than the session so far (the agent compacted its context) becomes a turn that keeps
+only the prefix which still hit, and appends the rest.
 """
 
 import csv
@@ -189,7 +189,9 @@ def _simple(path: Path, number: int, value: Any, scale: float) -> TraceSession:
     turns = value.get("turns") if isinstance(value, dict) else value
     name = str(value.get("session", f"line {number}")) if isinstance(value, dict) else f"line {number}"
     try:
-        pairs = [(turn["append"], turn["gen"]) if isinstance(turn, dict) else (turn[0], turn[1]) for turn in turns]
+        pairs = [
+            (turn["append"], turn["gen"]) if isinstance(turn, dict) else (turn[0], turn[1]) for turn in turns or ()
+        ]
         return TraceSession(
             name,
             tuple(TraceTurn(max(1, round(int(a) * scale)), max(1, round(int(g) * scale))) for a, g in pairs),
