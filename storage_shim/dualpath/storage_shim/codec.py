@@ -15,7 +15,7 @@ import xxhash
 
 from dualpath.model.ids import BlockKey, Namespace
 from dualpath.model.layout import BlockLayout
-from dualpath.storage_shim.ports import BlockHeader, BlockHit, BlockMiss, BlockRead, MissReason
+from dualpath.storage_shim.outcomes import BlockHeader, BlockHit, BlockMiss, BlockRead, MissReason
 
 MAGIC = b"DPKVBLK\x01"
 VERSION = 1

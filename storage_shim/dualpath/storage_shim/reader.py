@@ -1,7 +1,7 @@
 """Bounded reads of hit blocks: prepare, submit, wait. What is submitted and not done is the node's read queue (read_q).
 
-Requests are served first in, first out, a few blocks at a time on threads of the reader's own: the blocks of an older turn
-go before those of a younger one, as on the FIFO of a storage NIC.
+Requests are served first in, first out, a few blocks at a time on threads of the reader's own: the blocks of an older
+turn go before those of a younger one, as on the FIFO of a storage NIC.
 """
 
 import threading
@@ -14,7 +14,8 @@ from dualpath.model.errors import BlockSizeError, Refused
 from dualpath.model.ids import BlockKey
 from dualpath.model.layout import BlockLayout
 from dualpath.storage_shim.blocks import block_views
-from dualpath.storage_shim.ports import BlockHit, BlockMiss, BlockRead, MissReason, StorageBackend
+from dualpath.storage_shim.outcomes import BlockHit, BlockMiss, BlockRead, MissReason
+from dualpath.storage_shim.ports import StorageBackend
 
 RETRY_S = 0.5  # when a full queue may be asked again
 

@@ -4,7 +4,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from threading import Lock
 
 from dualpath.model.errors import DualPathError, Refused
-from dualpath.storage_shim.ports import BlockHeader, StorageBackend
+from dualpath.storage_shim.outcomes import BlockHeader
+from dualpath.storage_shim.ports import StorageBackend
 
 RETRY_S = 0.5  # when a full queue may be asked again
 

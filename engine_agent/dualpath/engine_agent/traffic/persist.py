@@ -10,7 +10,7 @@ from dualpath.engine_agent.plan.notes import AttemptKey
 from dualpath.engine_agent.traffic.generation import BlockChain
 from dualpath.model.errors import DualPathError
 from dualpath.model.layout import BlockLayout
-from dualpath.storage_shim.ports import BlockHeader
+from dualpath.storage_shim.outcomes import BlockHeader
 from dualpath.storage_shim.writer import BlockWriter
 
 log = structlog.get_logger("dualpath.persist")

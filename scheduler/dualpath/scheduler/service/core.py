@@ -1,7 +1,7 @@
 """What all parts of the service share: the ledger, the journal, the policy, and the way to say things."""
 
 import asyncio
-import random
+from collections import Counter
 from dataclasses import dataclass, field
 
 from dualpath.model.ids import GroupId
@@ -33,8 +33,8 @@ class Core:
     hub: EventHub
     links: dict[GroupId, GroupLink] = field(default_factory=dict)
     wake: asyncio.Event = field(default_factory=asyncio.Event)
-    rotation: int = 0  # moves on with every fetch that is served
-    chance: random.Random = field(default_factory=lambda: random.Random(0))
+    # each stage has a rotation of its own: one for all would move in step with itself and always hit the same engine
+    rotations: Counter[str] = field(default_factory=Counter)
 
     def now_s(self) -> float:
         return self.clock.monotonic_s()

@@ -43,14 +43,15 @@ class Dispatch:
         groups = [group for group in self._core.ledger.ready_groups(role) if group.fetch_open]
         if not groups:
             return []
-        first = self._core.rotation % len(groups)
+        first = self._core.rotations[f"fetch {role}"] % len(groups)
+        self._core.rotations[f"fetch {role}"] += 1
         return groups[first:] + groups[:first]
 
     def _fetch_prefill(self, group: GroupEntry) -> None:
         core = self._core
         if not len(core.ledger.prefill_fifo):
             return
-        snapshot = core.ledger.prefill_snapshot(group, rotation=core.rotation)
+        snapshot = core.ledger.prefill_snapshot(group, rotation=core.rotations[group.group_id])
         decision: PrefillDecision = core.policy.assign_prefill(snapshot, core.limits)
         self.stops[group.group_id] = decision.stop
         nodes = {engine.engine_id: engine.node_id for engine in group.hello.engines}
@@ -59,7 +60,7 @@ class Dispatch:
             seat = Seat(placement.engine_id, nodes[placement.engine_id], group.group_id)
             note = core.note(entry, "prefill", placement.engine_id, placement.reason, self._inputs(placement))
             core.journal.append(core.ledger.place_prefill(placement.turn_id, seat, note))
-        self._served(group, len(decision.placements))
+        self._served(group, min(len(decision.placements), FETCH_TURNS_MAX))
 
     def _spread(self) -> None:
         """DE phase 1: the whole global queue is drained as soon as any DE group is there."""
@@ -67,26 +68,26 @@ class Dispatch:
         if not len(core.ledger.decode_queue):
             return
         placements = core.policy.spread_to_groups(
-            core.ledger.decode_queue_waiting(), core.ledger.group_views(), rotation=core.rotation
+            core.ledger.decode_queue_waiting(), core.ledger.group_views(), rotation=core.rotations["spread"]
         )
         for placement in placements:
             entry = core.ledger.turns[placement.turn_id]
             inputs = {"group_tokens": float(placement.group_tokens)}
             note = core.note(entry, "group", placement.group_id, placement.reason, inputs)
             core.journal.append(core.ledger.choose_group(placement.turn_id, placement.group_id, note))
-        core.rotation += len(placements)
+        core.rotations["spread"] += len(placements)
 
     def _fetch_decode(self, group: GroupEntry) -> None:
         core = self._core
         queue = core.ledger.group_queues.get(group.group_id)
         if queue is None or not len(queue):
             return
-        snapshot = core.ledger.decode_snapshot(group, rotation=core.rotation)
+        snapshot = core.ledger.decode_snapshot(group, rotation=core.rotations[group.group_id])
         decision: DecodeDecision = core.policy.assign_decode(snapshot, core.limits)
         self.stops[group.group_id] = decision.stop
         for placement in decision.placements[:FETCH_TURNS_MAX]:
             self._plan(group, placement, decision.high_mark_tokens)
-        self._served(group, len(decision.placements))
+        self._served(group, min(len(decision.placements), FETCH_TURNS_MAX))
 
     def _plan(self, group: GroupEntry, placement: Placement, high_mark_tokens: float) -> None:
         """DE known: choose the read side, reserve everything, and send the plan to both leaders after the write."""
@@ -153,7 +154,7 @@ class Dispatch:
     def _served(self, group: GroupEntry, placed: int) -> None:
         if placed:
             group.fetch_open = False
-            self._core.rotation += placed
+            self._core.rotations[group.group_id] += placed
 
     @staticmethod
     def _inputs(placement: Placement) -> dict[str, float]:

@@ -23,7 +23,7 @@ from dualpath.model.ids import BLOCK_KEY_BYTES, BlockKey, Namespace
 from dualpath.model.layout import BlockLayout
 from dualpath.storage_shim.blocks import check_block
 from dualpath.storage_shim.codec import CHECKSUM_BYTES, VERSION, BlockFormat
-from dualpath.storage_shim.ports import BlockHeader, BlockMiss, BlockRead, MissReason
+from dualpath.storage_shim.outcomes import BlockHeader, BlockMiss, BlockRead, MissReason
 
 LEFTOVER_AGE_S = 3600.0  # a .part file older than this belongs to a writer that died
 FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -140,7 +140,8 @@ def _check_root(root: Path, namespace: Namespace, layout: BlockLayout) -> None:
     for path in sorted(root.glob("*/manifest.json")):
         other = _load(path)
         if all(other.get(field) == mine[field] for field in same) and other.get("layout_hash") != mine["layout_hash"]:
-            message = f"{path.parent} holds {mine['model_name']} blocks of layout {_layout_text(other)}, this engine has {layout}"
+            found = f"{path.parent} holds {mine['model_name']} blocks of layout {_layout_text(other)}"
+            message = f"{found}, this engine has {layout}"
             raise Rejected(message, field="storage", reason="STORAGE_LAYOUT", precondition=True)
 
 

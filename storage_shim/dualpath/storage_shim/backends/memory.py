@@ -6,7 +6,7 @@ from dualpath.model.ids import BlockKey, Namespace
 from dualpath.model.layout import BlockLayout
 from dualpath.storage_shim.blocks import check_block
 from dualpath.storage_shim.codec import BlockFormat
-from dualpath.storage_shim.ports import BlockHeader, BlockMiss, BlockRead, MissReason
+from dualpath.storage_shim.outcomes import BlockHeader, BlockMiss, BlockRead, MissReason
 
 
 class MemoryBackend:

@@ -7,7 +7,8 @@ from enum import StrEnum
 
 from dualpath.model.errors import Broken, Refused
 from dualpath.model.ids import BlockKey
-from dualpath.storage_shim.ports import BlockHeader, BlockMiss, BlockRead, MissReason, StorageBackend
+from dualpath.storage_shim.outcomes import BlockHeader, BlockMiss, BlockRead, MissReason
+from dualpath.storage_shim.ports import StorageBackend
 
 
 class Fault(StrEnum):

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from dualpath.model.errors import DualPathError
 from dualpath.model.ids import BlockKey
-from dualpath.storage_shim.ports import BlockHeader, BlockHit, BlockRead, MissReason, StorageBackend
+from dualpath.storage_shim.outcomes import BlockHeader, BlockHit, BlockRead, MissReason
+from dualpath.storage_shim.ports import StorageBackend
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Protocol
 
 from dualpath.model.ids import BlockKey
-from dualpath.storage_shim.ports import BlockHeader, BlockHit, BlockRead, StorageBackend
+from dualpath.storage_shim.outcomes import BlockHeader, BlockHit, BlockRead
+from dualpath.storage_shim.ports import StorageBackend
 
 
 class Pacer(Protocol):
@@ -18,8 +19,8 @@ class Pacer(Protocol):
 class LinkPacer:
     """A link that carries `bytes_per_s` first come, first served; without a rate it only counts.
 
-    Each taker waits until the link has carried everything taken before and its own bytes: two takers share the rate, and
-    an idle link saves up nothing.
+    Each taker waits until the link has carried everything taken before and its own bytes: two takers share the rate,
+    and an idle link saves up nothing.
     """
 
     def __init__(
