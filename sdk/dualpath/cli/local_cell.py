@@ -24,11 +24,12 @@ class LocalCell:
     async def __aenter__(self) -> "LocalCell":
         self._claim = free_or_refuse(self.data)
         try:
-            # the agents must know where the scheduler is, so a free port has to be found first
+            # with port 0 the scheduler finds a free port; agents must know it, and a restart must take the same one
             self.supervisor = Supervisor([self._scheduler()])
             [body] = await self.supervisor.start()
             self.address = str(body["address"])
             scheduler = self.supervisor.children[0]
+            scheduler.spec = self._scheduler()
             agents = Supervisor([scheduler.spec, *self._agents()])
             agents.children[0] = scheduler
             self.supervisor = agents
@@ -54,7 +55,7 @@ class LocalCell:
     def _scheduler(self) -> ChildSpec:
         config = self.config
         flags: dict[str, object] = {
-            "listen": config.address,
+            "listen": self.address,
             "data": self.data / "scheduler",
             "policy": config.policy,
             "alpha-tokens": config.alpha_tokens,

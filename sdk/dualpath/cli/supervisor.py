@@ -123,6 +123,7 @@ class Supervisor:
 
     def __init__(self, specs: Sequence[ChildSpec]) -> None:
         self.children = [Child(spec) for spec in specs]
+        self._stopping = False
 
     async def start(self) -> list[dict[str, object]]:
         """Start the first child, then all others at once; on failure nothing is left running."""
@@ -139,7 +140,7 @@ class Supervisor:
 
     async def watch(self) -> None:
         """Restart what dies, until cancelled; raises Broken if something keeps dying."""
-        while True:
+        while not self._stopping:
             for child in self.children:
                 if not child.is_alive:
                     print(f"{child.spec.name} died, starting it again (log: {child.spec.log})", file=sys.stderr)
@@ -147,6 +148,7 @@ class Supervisor:
             await asyncio.sleep(4 * POLL_S)
 
     async def stop(self) -> None:
+        self._stopping = True  # what dies from now on stays dead
         await asyncio.gather(*(child.stop() for child in self.children[1:]))
         if self.children:
             await self.children[0].stop()

@@ -23,6 +23,7 @@ class Leases:
         self._settle = settle
         # after a restart, turns of groups that have not come back yet are theirs for one lease
         self._orphans_until_s = core.now_s() + core.bounds.lease_s
+        self._owed: dict[tuple[AttemptKey, GroupId], None] = {}
 
     def join(self, hello: GroupHello, running: Iterable[AttemptKey], link: GroupLink) -> GroupEntry:
         """Take a group in, or back. Raises Rejected where it does not fit the cell, naming both sides."""
@@ -143,8 +144,19 @@ class Leases:
                 self._settle.return_turn(entry, "group_lost", "agent started anew")
             elif key not in running:
                 done_here = entry.prefill_done and entry.de is not None and entry.de.group_id != group.group_id
-                if not done_here and self._partner_is_here(entry):
-                    link.send(SendPlan(self._dispatch.plan_of(entry)))
+                if not done_here:
+                    self._owed[key, group.group_id] = None
+        self._pay()
+
+    def _pay(self) -> None:
+        """Send plans again that a group missed. A plan names the partner's address, so it waits for the partner."""
+        for key, group_id in list(self._owed):
+            entry = self._core.ledger.turns.get(key.turn_id)
+            if entry is None or entry.attempt != key.attempt or not entry.state.is_running:
+                del self._owed[key, group_id]
+            elif self._partner_is_here(entry):
+                del self._owed[key, group_id]
+                self._core.tell(group_id, SendPlan(self._dispatch.plan_of(entry)))
 
     def _partner_is_here(self, entry: TurnEntry) -> bool:
         return all(s is None or s.group_id in self._core.ledger.groups for s in (entry.pe, entry.de))
