@@ -1,8 +1,8 @@
 """The main claim, measured: replay of agent turns on emulated storage NICs, `basic` against `dualpath`, real bytes.
 
 Everything is real but the GPU's arithmetic and the NICs' rates: processes, sockets, Redis, KV blocks on disk, transfers.
-Both policies run in one cell, one after the other, on the same lengths with different tokens, so neither hits the other's
-KV. In the storage-bound regime the ideal speedup is the number of storage NICs over the number of prefill nodes.
+Both policies run in one cell, one after the other, on the same lengths with different tokens, so neither hits the KV
+of the other. In the storage-bound regime the ideal speedup is the number of storage NICs over the number of prefill nodes.
 
     python benchmarks/bench_main.py --out main.json
 """
@@ -110,8 +110,7 @@ def main() -> int:
     missed = [
         f"{shape}: speedup {figures['speedup']} (wanted {SHAPES[shape]}), balance {figures['snic_max_over_avg']}"
         for shape, figures in shapes.items()
-        if float(str(figures["speedup"])) < SHAPES[shape]
-        or float(str(figures["snic_max_over_avg"])) > SNIC_BALANCE_MAX
+        if float(str(figures["speedup"])) < SHAPES[shape] or float(str(figures["snic_max_over_avg"])) > SNIC_BALANCE_MAX
     ]
     for line in missed:
         say(f"below the mark: {line}")

@@ -1,9 +1,9 @@
 """Three turns of one session against a running cell (`dualpath up` in another terminal).
 
-    python examples/quickstart.py
-    turn 1: 0 hit + 100 miss tokens, 8 generated
-    turn 2: 64 hit + 64 miss tokens, 8 generated
-    turn 3: 128 hit + 28 miss tokens, 8 generated
+python examples/quickstart.py
+turn 1: 0 hit + 100 miss tokens, 8 generated
+turn 2: 64 hit + 64 miss tokens, 8 generated
+turn 3: 128 hit + 28 miss tokens, 8 generated
 """
 
 import asyncio

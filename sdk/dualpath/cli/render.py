@@ -52,36 +52,32 @@ def print_json(value: object) -> None:
 
 
 def replay_table(figures: Mapping[str, Mapping[str, object]]) -> Table:
-    """One row per policy."""
-    table = Table(title=None, header_style="bold")
-    heads = (
-        "policy",
-        "turns",
-        "tokens",
-        "JCT s",
-        "TTFT p50 s",
-        "TTFT p99 s",
-        "bytes per storage NIC",
-        "max/avg",
-        "DE reads",
+    """One column per policy, so that it fits a terminal of 80 columns with any number of nodes."""
+    table = Table(header_style="bold")
+    table.add_column("")
+    for name in figures:
+        table.add_column(name, justify="right")
+    rows = list(figures.values())
+    table.add_row("turns", *(str(row["turns"]) for row in rows))
+    table.add_row(
+        "tokens, prompt + generated", *(f"{row['prompt_tokens']} + {row['generated_tokens']}" for row in rows)
     )
-    for head in heads:
-        table.add_column(head, justify="left" if head in ("policy", "bytes per storage NIC") else "right")
-    for name, row in figures.items():
-        nics = row["snic_bytes"]
-        assert isinstance(nics, dict)
+    table.add_row("JCT", *(f"{row['jct_s']:.2f} s" for row in rows))
+    table.add_row("TTFT p50", *(f"{row['ttft_p50_s']:.3f} s" for row in rows))
+    table.add_row("TTFT p99", *(f"{row['ttft_p99_s']:.3f} s" for row in rows))
+    for node in sorted(_snic_bytes(rows[0])):
         table.add_row(
-            name,
-            str(row["turns"]),
-            f"{row['prompt_tokens']} + {row['generated_tokens']}",
-            f"{row['jct_s']:.2f}",
-            f"{row['ttft_p50_s']:.3f}",
-            f"{row['ttft_p99_s']:.3f}",
-            "  ".join(f"{node} {human_bytes(count)}" for node, count in nics.items()),
-            f"{row['snic_max_over_avg']:.2f}",
-            f"{100 * float(str(row['de_read_share'])):.0f} %",
+            f"read by the storage NIC of {node}", *(human_bytes(_snic_bytes(row).get(node, 0)) for row in rows)
         )
+    table.add_row("storage NICs max/avg", *(f"{row['snic_max_over_avg']:.2f}" for row in rows))
+    table.add_row("share of DE-side reads", *(f"{100 * float(str(row['de_read_share'])):.0f} %" for row in rows))
     return table
+
+
+def _snic_bytes(row: Mapping[str, object]) -> dict[str, int]:
+    nics = row["snic_bytes"]
+    assert isinstance(nics, dict), "figures carry bytes by node"
+    return nics
 
 
 def status_table(status: admin_pb2.CellStatus) -> Table:
