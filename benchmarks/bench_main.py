@@ -1,8 +1,8 @@
 """The main claim, measured: replay of agent turns on emulated storage NICs, `basic` against `dualpath`, real bytes.
 
-Everything is real but the GPU's arithmetic and the NICs' rates: processes, sockets, Redis, KV blocks on disk, transfers.
+Everything is real but the GPU's arithmetic and the NICs' rates: processes, sockets, Redis, blocks on disk, transfers.
 Both policies run in one cell, one after the other, on the same lengths with different tokens, so neither hits the KV
-of the other. In the storage-bound regime the ideal speedup is the number of storage NICs over the number of prefill nodes.
+of the other. In the storage-bound regime the ideal speedup is the number of storage NICs over that of prefill nodes.
 
     python benchmarks/bench_main.py --out main.json
 """
