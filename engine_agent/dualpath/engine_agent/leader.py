@@ -24,7 +24,7 @@ from dualpath.wire import agents as wire
 
 PROTOCOL_VERSION = 1
 FRAMES_MAX = 65536  # frames queued for a stream
-REPORT_GAP_S = 0.002  # reports are at least this far apart
+REPORT_GAP_S = 0.01  # reports are at least this far apart; the first after a quiet moment goes at once
 WELCOME_S = 10.0
 BACKOFF_MAX_S = 1.0
 FATAL_CODES = (grpc.StatusCode.FAILED_PRECONDITION, grpc.StatusCode.INVALID_ARGUMENT)

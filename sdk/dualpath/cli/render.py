@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
@@ -80,46 +80,37 @@ def _snic_bytes(row: Mapping[str, object]) -> dict[str, int]:
     return nics
 
 
-def status_table(status: admin_pb2.CellStatus) -> Table:
-    """A cell at a glance: one row per engine, with its node's NICs."""
+def status_table(status: admin_pb2.CellStatus) -> Group:
+    """A cell at a glance: what waits, then one row per engine and one per node."""
     queues = status.queues
-    waiting = queues.prefill_fifo + queues.decode_queue + sum(queues.group_queues.values())
-    title = (
-        f"cell {status.cell}  policy {status.policy}  epoch {status.scheduler_epoch}\n"
-        f"waiting {waiting} (prefill FIFO {queues.prefill_fifo}, decode queue {queues.decode_queue}, "
-        f"group queues {sum(queues.group_queues.values())})  running {status.running}\n"
-        f"accepted {status.accepted} = committed {status.committed} + failed {status.failed} "
-        f"+ cancelled {status.cancelled} + waiting {status.waiting} + running {status.running}"
+    lines = (
+        f"cell {status.cell}, policy {status.policy}, epoch {status.scheduler_epoch}, {status.store}\n"
+        f"waiting {status.waiting}: prefill FIFO {queues.prefill_fifo}, decode queue {queues.decode_queue}, "
+        f"group queues {sum(queues.group_queues.values())}; oldest {queues.oldest_wait_s:.1f} s\n"
+        f"accepted {status.accepted} = committed {status.committed} + failed {status.failed} + cancelled "
+        f"{status.cancelled}\n           + waiting {status.waiting} + running {status.running}"
     )
-    table = Table(title=title, title_justify="left", header_style="bold")
-    for head in (
-        "group",
-        "state",
-        "engine",
-        "open turns",
-        "open tokens",
-        "free HBM",
-        "read queue",
-        "storage read",
-        "NIC sent",
-    ):
-        table.add_column(head, justify="left" if head in ("group", "state", "engine") else "right")
-    for group in status.groups:
-        nodes = {node.info.node_id: node for node in group.nodes}
+    engines, nodes = Table(header_style="bold"), Table(header_style="bold")
+    for head in ("engine", "role", "state", "open turns", "open tokens", "free HBM"):
+        engines.add_column(head, justify="left" if head in ("engine", "role", "state") else "right")
+    for head in ("node", "read queue", "storage read", "written", "network sent", "received"):
+        nodes.add_column(head, justify="left" if head == "node" else "right")
+    for group in sorted(status.groups, key=lambda group: (group.role, group.group_id)):
+        role = agents_pb2.Role.Name(group.role).removeprefix("ROLE_").lower()
         for engine in group.engines:
-            load = nodes[engine.node_id].load
-            table.add_row(
-                f"{group.group_id} ({agents_pb2.Role.Name(group.role).removeprefix('ROLE_').lower()})",
-                group.state,
-                engine.engine_id,
-                str(engine.open_turns),
-                str(engine.open_tokens),
-                str(engine.free_hbm_tokens),
-                str(load.read_queue_tokens),
-                human_bytes(load.snic_read_bytes),
-                human_bytes(load.cnic_sent_bytes),
+            numbers = (engine.open_turns, engine.open_tokens, engine.free_hbm_tokens)
+            engines.add_row(engine.engine_id, role, group.state, *(str(number) for number in numbers))
+        for node in group.nodes:
+            load = node.load
+            counts = (
+                load.snic_read_bytes,
+                load.snic_written_bytes,
+                load.cnic_sent_bytes,
+                load.cnic_received_bytes,
             )
-    return table
+            moved = (human_bytes(count) for count in counts)
+            nodes.add_row(node.info.node_id, f"{load.read_queue_tokens} tok", *moved)
+    return Group(lines, engines, nodes)
 
 
 def explanation_lines(explanation: turns_pb2.Explanation) -> list[str]:

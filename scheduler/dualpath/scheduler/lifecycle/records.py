@@ -9,7 +9,7 @@ is never silently dropped).
 import json
 import struct
 import zlib
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 from dualpath.model.errors import Broken
 from dualpath.model.ids import (
@@ -92,7 +92,7 @@ class TurnEntry:
             "assignment": self.assignment,
             "agent_epochs": self.agent_epochs,
             "prefill_done": self.prefill_done,
-            "decisions": [asdict(decision) for decision in self.decisions],
+            "decisions": [_decision_fields(decision) for decision in self.decisions],
             "result": result and _result_header(result),
             "counts": [len(turn.tokens), len(turn.hit_keys), len(result.tokens) if result else 0],
         }
@@ -152,8 +152,13 @@ class TurnEntry:
             prefill_done=header["prefill_done"],
             result=result,
             ended_at_s=now_s if result else 0.0,
-            decisions=[DecisionNote(**decision) for decision in header["decisions"]],
+            decisions=[DecisionNote(*fields) for fields in header["decisions"]],
         )
+
+
+def _decision_fields(note: DecisionNote) -> tuple[object, ...]:
+    """In the order of DecisionNote's fields; written for every change of a turn, so without dataclasses.asdict."""
+    return (note.attempt, note.after_s, note.step, note.choice, note.reason, note.inputs)
 
 
 def _starts(at: int, keys: int) -> range:
