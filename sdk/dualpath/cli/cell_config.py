@@ -24,8 +24,9 @@ class CellConfig(BaseModel):
     engines_per_node: int = Field(1, ge=1, le=16)
     engine: str = "reference"
     engine_options: dict[str, Any] = {}
-    snic_mb_per_s: float | None = Field(None, gt=0)  # None: no emulated storage NIC
-    cnic_mb_per_s: float | None = Field(None, gt=0)
+    # Emulated NICs make one machine behave like a small cluster, bound by storage; 0: as fast as disk and loopback are.
+    snic_mb_per_s: float = Field(30.0, ge=0)
+    cnic_mb_per_s: float = Field(400.0, ge=0)
     buffer_mb: float = Field(512, gt=0)
     hbm_tokens: int = Field(200_000, ge=64)
     quota_s: float = Field(0.3, gt=0)

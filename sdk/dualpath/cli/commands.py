@@ -31,7 +31,7 @@ WATCH_S = 0.5
 UP_EPILOG = """A TOML file sets what differs from the default, for example:
 
   shape = "2P4D"
-  snic_mb_per_s = 50        # emulate storage NICs
+  snic_mb_per_s = 50        # rate of the emulated storage NICs; 0: as fast as the disk
 
   [engine_options]
   hidden_size = 256
@@ -62,7 +62,9 @@ def up(
     address: Annotated[str | None, typer.Option(help="host:port of the scheduler")] = None,
     data: Annotated[Path | None, typer.Option(help="folder for queues, KV blocks and logs")] = None,
     engine: Annotated[str | None, typer.Option(help="reference or emulated")] = None,
-    snic_mb_per_s: Annotated[float | None, typer.Option(help="emulate storage NICs of this rate")] = None,
+    snic_mb_per_s: Annotated[
+        float | None, typer.Option(help="rate of the emulated storage NICs; 0: as fast as the disk")
+    ] = None,
     redis_url: Annotated[str | None, typer.Option(help="use this Redis instead of an embedded one")] = None,
     http: Annotated[str | None, typer.Option(help="host:port for /metrics and /status")] = None,
     as_json: Json = False,

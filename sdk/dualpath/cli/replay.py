@@ -151,9 +151,9 @@ def verdict(figures: Mapping[str, Mapping[str, object]]) -> str:
     if gain is None:
         return ""
     basic, dual = figures["basic"], figures["dualpath"]
-    word = "faster" if gain >= 1 else "slower"
+    times = f"{gain:.2f}x faster" if gain >= 1 else f"{1 / gain:.2f}x slower"
     return (
-        f"dualpath is {gain:.2f}x {word} than basic: {dual['jct_s']} s against {basic['jct_s']} s, "
+        f"dualpath is {times} than basic: {dual['jct_s']} s against {basic['jct_s']} s, "
         f"storage NICs max/avg {dual['snic_max_over_avg']} against {basic['snic_max_over_avg']}"
     )
 
