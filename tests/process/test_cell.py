@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
@@ -22,6 +23,7 @@ from dualpath.client import Client, Session, TurnSpec
 from dualpath.client.traces import TraceSession, TraceTurn
 from dualpath.engine_agent.engines.build import EngineSpec, build_engine
 from dualpath.model.errors import Rejected
+from dualpath.model.ids import BlockKey
 from dualpath.model.turn import EndReason, ReadSide
 from dualpath.v1 import agents_pb2, agents_pb2_grpc, turns_pb2, turns_pb2_grpc
 from support import wait_until
@@ -118,8 +120,16 @@ async def test_one_idempotency_key_names_one_turn(shared_cell: LocalCell) -> Non
         (TurnSpec((), 4), "INVALID", "tokens is empty"),
         (TurnSpec((1,), 0), "INVALID", "max_new_tokens is 0, wanted 1"),
         (TurnSpec((1,), 300_000), "TOO_LONG", "the model takes 32768"),
-        (TurnSpec((1,), 4, context_key=b"x" * 32, context_tokens=64), "CONTEXT_UNKNOWN", "no committed context"),
-        (TurnSpec((1,), 4, context_key=b"short", context_tokens=64), "INVALID", "context_key has 5 bytes, wanted 32"),
+        (
+            TurnSpec((1,), 4, context_key=BlockKey(b"x" * 32), context_tokens=64),
+            "CONTEXT_UNKNOWN",
+            "no committed context",
+        ),
+        (
+            TurnSpec((1,), 4, context_key=BlockKey(b"short"), context_tokens=64),
+            "INVALID",
+            "context_key has 5 bytes, wanted 32",
+        ),
     ],
 )
 async def test_a_bad_turn_is_rejected_with_what_was_found_and_wanted(
@@ -160,7 +170,7 @@ async def test_a_group_that_does_not_fit_is_refused_with_both_sides_named(
     shared_cell: LocalCell, change: dict[str, object], says: str
 ) -> None:
     engine = build_engine(EngineSpec("reference", {}))
-    fields: dict[str, object] = {
+    fields: dict[str, Any] = {
         "protocol_version": 1,
         "cell": "default",
         "group_id": "stranger",
@@ -324,6 +334,28 @@ async def test_a_stopped_agent_is_replaced_and_its_late_commit_refused(tmp_path:
     assert handle.last_event is not None
     assert handle.last_event.attempt == 2
     assert status.committed == 1
+
+
+async def test_groups_of_two_nodes_fetch_through_their_leader_and_survive_a_member(tmp_path: Path) -> None:
+    async with _config(tmp_path, shape="2P2D", nodes_per_group=2, lease_s=1.0) as cell, Client(cell.address) as client:
+        watching = asyncio.create_task(cell.supervisor.watch())
+        groups = {group.group_id: len(group.nodes) for group in (await client.status()).groups}
+        first = await replay(client, _sessions(6, 4), seed=5, vocab_size=VOCAB_SIZE, keep_tokens=True)
+        member = next(child for child in cell.supervisor.children if child.spec.name == "p1")
+        task = asyncio.create_task(replay(client, _sessions(6, 4), seed=6, vocab_size=VOCAB_SIZE, keep_tokens=True))
+        await asyncio.sleep(0.3)
+        member.signal(signal.SIGKILL)
+        second = await asyncio.wait_for(task, WAIT_S)
+        idle = await _idle_status(client)
+        watching.cancel()
+
+    assert groups == {"prefill-0": 2, "decode-0": 2}
+    assert {turn.pe for turn in first.turns} == {"p0/g0", "p1/g0"}
+    assert {turn.de for turn in first.turns} == {"d0/g0", "d1/g0"}
+    assert [turn.answers for turn in second.turns] == [1] * 24
+    assert _all_equal(first)
+    assert _all_equal(second)
+    assert idle
 
 
 async def test_a_turn_that_no_decode_engine_can_hold_is_rejected_with_the_limit(tmp_path: Path) -> None:

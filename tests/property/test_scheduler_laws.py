@@ -65,8 +65,8 @@ async def _step(bench: Bench, chance: random.Random, step: str) -> None:
                 cell.settle.cancel(chance.choice(entries).turn.turn_id)
         case "deadline" if chance.random() < 0.1:
             bench.clock.now_s += 4000
-            for group in cell.core.ledger.groups.values():
-                group.lease_ends_at_s = bench.clock.now_s + 3
+            for known in cell.core.ledger.groups.values():
+                known.lease_ends_at_s = bench.clock.now_s + 3
             cell.settle.sweep()
         case _ if running:
             _news(bench, chance, step, chance.choice(running))

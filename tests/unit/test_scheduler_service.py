@@ -24,11 +24,11 @@ async def test_a_turn_is_planned_only_after_both_groups_fetched() -> None:
         pe, de = (bench.join(group) for group in _pair())
         entry = await bench.cell.intake.submit(submission("a"))
         await bench.fetch(de)
-        assert entry.state is TurnState.PREFILL_FIFO
+        before = entry.state
 
         await bench.fetch(pe)
 
-        assert entry.state is TurnState.PLANNED
+        assert [before, entry.state] == [TurnState.PREFILL_FIFO, TurnState.PLANNED]
         assert pe.plans == de.plans
         assert pe.plans[0].attempt == 1
 

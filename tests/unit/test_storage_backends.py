@@ -13,7 +13,6 @@ from dualpath.model.errors import BlockSizeError, Broken, Refused, Rejected
 from dualpath.model.ids import ROOT_KEY, BlockKey, Namespace
 from dualpath.model.keys import block_key, chain_keys, namespace_for
 from dualpath.model.layout import BlockLayout
-from dualpath.storage_shim.backends import directory
 from dualpath.storage_shim.backends.directory import DirectoryBackend
 from dualpath.storage_shim.backends.memory import MemoryBackend
 from dualpath.storage_shim.outcomes import BlockHeader, BlockHit, BlockMiss, MissReason
@@ -138,7 +137,7 @@ def test_a_directory_of_another_layout_is_refused_with_both_layouts(tmp_path: Pa
 def test_changing_one_field_of_the_namespace_hides_every_block(tmp_path: Path, field: str) -> None:
     fields = {"model_name": "tiny", "model_revision": "r1", "dtype": "float32", "tenant": "default"}
     DirectoryBackend(tmp_path, SPACE, LAYOUT).write(_header(), _payload())
-    other = namespace_for(**(fields | {field: "other"}), layout=LAYOUT)  # type: ignore[arg-type]
+    other = namespace_for(**(fields | {field: "other"}), layout=LAYOUT)
 
     assert DirectoryBackend(tmp_path, other, LAYOUT).read(_header().key, _room()) == BlockMiss(MissReason.ABSENT)
     assert block_key(other, ROOT_KEY, (1, 2, 3, 4)) != _header().key
@@ -150,7 +149,7 @@ def test_a_full_disk_refuses_the_block_and_leaves_nothing(tmp_path: Path, monkey
     def no_room(handle: int, views: object) -> int:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(directory.os, "writev", no_room)
+    monkeypatch.setattr(os, "writev", no_room)
     with pytest.raises(Refused, match="no room for a block") as caught:
         backend.write(_header(), _payload())
 
@@ -164,7 +163,7 @@ def test_a_failed_fsync_is_an_error_and_the_block_is_absent(tmp_path: Path, monk
     def broken(handle: int) -> None:
         raise OSError(errno.EIO, "Input/output error")
 
-    monkeypatch.setattr(directory.os, "fsync", broken)
+    monkeypatch.setattr(os, "fsync", broken)
     with pytest.raises(Broken, match="Input/output error"):
         backend.write(_header(), _payload())
 
@@ -173,7 +172,7 @@ def test_a_failed_fsync_is_an_error_and_the_block_is_absent(tmp_path: Path, monk
 
 def test_short_writes_are_continued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     real = os.writev
-    monkeypatch.setattr(directory.os, "writev", lambda handle, views: real(handle, [views[0][:7]]))
+    monkeypatch.setattr(os, "writev", lambda handle, views: real(handle, [views[0][:7]]))
     backend = DirectoryBackend(tmp_path, SPACE, LAYOUT)
 
     backend.write(_header(), _payload())

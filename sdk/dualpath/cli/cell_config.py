@@ -22,6 +22,7 @@ class CellConfig(BaseModel):
     policy: str = "dualpath"
     data: Path = Path(".dualpath")
     engines_per_node: int = Field(1, ge=1, le=16)
+    nodes_per_group: int = Field(1, ge=1, le=16)  # nodes of one role that fetch together; the first one leads
     engine: str = "reference"
     engine_options: dict[str, Any] = {}
     # Emulated NICs make one machine behave like a small cluster, bound by storage; 0: as fast as disk and loopback are.

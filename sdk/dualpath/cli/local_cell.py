@@ -1,6 +1,7 @@
 """A whole cell on this machine: a scheduler and one agent process per node, as children of this process."""
 
 import json
+import socket
 from pathlib import Path
 from types import TracebackType
 
@@ -67,16 +68,30 @@ class LocalCell:
         return self._spec("scheduler", "dualpath.scheduler", flags)
 
     def _agents(self) -> list[ChildSpec]:
-        nodes = [("prefill", f"p{n}") for n in range(self.config.prefill_nodes)]
-        nodes += [("decode", f"d{n}") for n in range(self.config.decode_nodes)]
-        return [self._agent(role, node) for role, node in nodes]
+        prefill = [f"p{n}" for n in range(self.config.prefill_nodes)]
+        decode = [f"d{n}" for n in range(self.config.decode_nodes)]
+        return [*self._groups("prefill", prefill), *self._groups("decode", decode)]
 
-    def _agent(self, role: str, node: str) -> ChildSpec:
+    def _groups(self, role: str, nodes: list[str]) -> list[ChildSpec]:
+        """Cut a role's nodes into groups; members must know where their leader listens."""
+        size, specs = self.config.nodes_per_group, []
+        for number, start in enumerate(range(0, len(nodes), size)):
+            members = nodes[start : start + size]
+            group: dict[str, object] = {"group-id": f"{role}-{number}"}
+            leads, follows = dict(group), dict(group)
+            if len(members) > 1:
+                address = f"127.0.0.1:{_free_port()}"
+                leads |= {"group-nodes": len(members), "listen": address}
+                follows |= {"leader": address}
+            specs += [self._agent(role, node, leads if node == members[0] else follows) for node in members]
+        return specs
+
+    def _agent(self, role: str, node: str, group: dict[str, object]) -> ChildSpec:
         config = self.config
         flags: dict[str, object] = {
             "role": role,
             "node-id": node,
-            "group-id": f"{role}-{node[1:]}",
+            **group,
             "scheduler": self.address,
             "engines": config.engines_per_node,
             "engine": config.engine,
@@ -98,3 +113,10 @@ class LocalCell:
         flags = flags | {"ready-file": ready}
         arguments = [part for flag, value in flags.items() if value is not None for part in (f"--{flag}", str(value))]
         return ChildSpec(name, module, (*arguments, *more), ready, self.data / "logs" / f"{name}.log")
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port

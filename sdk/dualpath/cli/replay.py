@@ -29,6 +29,8 @@ class TurnRecord:
     read_side: ReadSide | None
     attempts: int
     answers: int
+    pe: str
+    de: str
     prompt: tuple[int, ...] = ()
     generated: tuple[int, ...] = ()
 
@@ -139,6 +141,8 @@ async def _agent(
                 read_side=handle.last_event.read_side if handle.last_event else None,
                 attempts=handle.last_event.attempt if handle.last_event else 0,
                 answers=handle.results_seen,
+                pe=handle.last_event.pe if handle.last_event else "",
+                de=handle.last_event.de if handle.last_event else "",
                 prompt=prompt if keep_tokens else (),
                 generated=result.tokens if keep_tokens else (),
             )
