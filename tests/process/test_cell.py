@@ -149,7 +149,7 @@ async def test_a_token_outside_the_vocabulary_ends_its_turn_and_nothing_else(sha
         good = await client.submit(TurnSpec((5,), 4, forced_tokens=True))
         ended, fine = await asyncio.gather(bad.result(), good.result())
 
-    assert ended.end_reason is EndReason.POISON
+    assert ended.end_reason is EndReason.INVALID
     assert "outside the vocabulary of 2048" in ended.message
     assert len(fine.tokens) == 4
 

@@ -25,6 +25,7 @@ class HandbackReason(StrEnum):
     PEER_LOST = "peer_lost"
     READ_FAILED = "read_failed"
     ENGINE_FAILED = "engine_failed"
+    INVALID = "invalid"  # no engine of this model can run the turn: another attempt would not help
     REFUSED = "refused"  # a bounded queue or buffer of this node had no room
 
 

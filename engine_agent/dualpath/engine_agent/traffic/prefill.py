@@ -174,5 +174,7 @@ def _handback_reason(error: Exception) -> HandbackReason:
             return HandbackReason.REFUSED
         case Rejected(reason="BUFFER_TOO_SMALL"):
             return HandbackReason.REFUSED
+        case Rejected(reason="VOCABULARY" | "TOO_LONG"):
+            return HandbackReason.INVALID
         case _:
             return HandbackReason.ENGINE_FAILED

@@ -59,11 +59,14 @@ class Settle:
         core.journal.append(ChangeSet(), lambda: core.tell(group_id, SendCommitAck(key)))
 
     def handback(self, group_id: GroupId, key: AttemptKey, reason: str, message: str) -> None:
-        """An agent gives an attempt up: another try, unless attempts_max are used up (A3)."""
+        """An agent gives an attempt up: another try, unless none can help or attempts_max are used up (A3)."""
         entry = self._current(key)
         if entry is None or not entry.state.is_running or not _works_on(entry, group_id):
             return
-        self.return_turn(entry, reason, message)
+        if reason == "invalid":
+            self.fail(entry, EndReason.INVALID, message)
+        else:
+            self.return_turn(entry, reason, message)
 
     def return_turn(self, entry: TurnEntry, reason: str, message: str = "") -> None:
         """The attempt is lost: back to its old place with attempt + 1, or FAILED(poison)."""
