@@ -52,10 +52,14 @@ class FakeGroup:
     hbm_tokens: int = 10_000
     epoch: int = 1
     told: list[GroupMessage] = field(default_factory=list)
+    closed: int = 0
     report_seq: int = 0
 
     def send(self, message: GroupMessage) -> None:
         self.told.append(message)
+
+    def close(self) -> None:
+        self.closed += 1
 
     @property
     def plans(self) -> list[Plan]:

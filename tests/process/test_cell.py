@@ -329,6 +329,9 @@ async def test_a_stopped_agent_is_replaced_and_its_late_commit_refused(tmp_path:
         victim.signal(signal.SIGCONT)
         await asyncio.sleep(1.0)  # time for whatever the late agent has to say
         status = await client.status()
+        while len(status.groups) < 3:  # it is taken back, under a Hello of its own
+            await asyncio.sleep(0.1)
+            status = await client.status()
 
     assert len(result.tokens) == 1500
     assert handle.last_event is not None

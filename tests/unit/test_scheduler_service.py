@@ -170,6 +170,7 @@ async def test_a_group_that_loses_its_lease_loses_its_turns_and_its_queue() -> N
         await bench.settled()
 
         assert running.attempt == 2
+        assert (pe.closed, de.closed) == (0, 1)  # it must say Hello again, should it only have slept
         assert GroupId("d0") not in bench.cell.core.ledger.groups
         assert not bench.cell.core.ledger.records
 

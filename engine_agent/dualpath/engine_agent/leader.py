@@ -151,6 +151,8 @@ class Uplink:
                 log.info("stream ended", to=address, code=error.code().name, why=error.details())
             except TimeoutError:
                 log.info("no welcome", to=address, waited_s=WELCOME_S)
+            except asyncio.InvalidStateError:  # a write met a stream that the other end had just ended
+                log.info("stream ended", to=address)
             finally:
                 was_connected = self.connected.is_set()
                 self.connected.clear()

@@ -17,6 +17,8 @@ from dualpath.v1 import agents_pb2
 from dualpath.wire import agents as wire
 
 MEMBER_FRAMES_MAX = 65536  # frames queued for a member
+MEMBER_REPORT_S = 0.5
+MEMBER_LEASE_S = 3.0  # a member that is silent for longer has left; it may come back with a Hello
 log = structlog.get_logger("dualpath.members")
 
 
@@ -87,12 +89,12 @@ class MemberDesk:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem)
         assert first is not None
         member = RemoteMember(first.hello)
-        await context.write(agents_pb2.ToGroup(welcome=agents_pb2.Welcome(report_s=0.5)))
+        await context.write(agents_pb2.ToGroup(welcome=agents_pb2.Welcome(report_s=MEMBER_REPORT_S)))
         self._group.join(member)
         log.info("member joined", node=member.info.node_id)
         writer = asyncio.create_task(_write(member, context))
         try:
-            async for frame in frames:
+            while (frame := await _next_frame(frames)) is not None:
                 self._take(member, frame)
         finally:
             writer.cancel()
@@ -127,6 +129,15 @@ class MemberDesk:
         if frame.HasField("commit"):  # from here on the leader keeps it until the scheduler answers
             ack = agents_pb2.CommitAck(attempt=frame.commit.attempt)
             member.frames.put_nowait(agents_pb2.ToGroup(commit_ack=ack))
+
+
+async def _next_frame(frames: AsyncIterator[agents_pb2.FromGroup]) -> agents_pb2.FromGroup | None:
+    """The member's next frame, None once it has left or was silent for its lease."""
+    try:
+        async with asyncio.timeout(MEMBER_LEASE_S):
+            return await anext(frames, None)
+    except TimeoutError:
+        return None
 
 
 async def _write(member: RemoteMember, context: "grpc.aio.ServicerContext") -> None:

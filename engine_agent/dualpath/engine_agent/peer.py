@@ -1,6 +1,7 @@
 """Agents among themselves: the Peers service of a node, and the links a PE's node dials (control only, never KV)."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator
 
 import grpc
@@ -175,8 +176,9 @@ class DialledLink:
             await self._channel.close()
 
     async def _write(self) -> None:
-        while True:
-            await self._call.write(await self._frames.get())
+        with contextlib.suppress(asyncio.InvalidStateError):  # the stream has ended: _run sees that too
+            while True:
+                await self._call.write(await self._frames.get())
 
     def _take(self, frame: peers_pb2.PeerFrame) -> None:
         match frame.WhichOneof("frame"):

@@ -35,13 +35,16 @@ class WorkStream:
 
     def __init__(self) -> None:
         self.frames: asyncio.Queue[agents_pb2.ToGroup] = asyncio.Queue(GROUP_FRAMES_MAX)
-        self.overflowed = asyncio.Event()
+        self.ended = asyncio.Event()
 
     def send(self, message: GroupMessage) -> None:
         try:
             self.frames.put_nowait(_frame_of(message))
         except asyncio.QueueFull:
-            self.overflowed.set()
+            self.close()
+
+    def close(self) -> None:
+        self.ended.set()
 
 
 class AgentsService(agents_pb2_grpc.AgentsServicer):
@@ -66,8 +69,8 @@ class AgentsService(agents_pb2_grpc.AgentsServicer):
         log.info("group joined", group=hello.group_id, role=hello.role.value, running=len(running))
         reading = asyncio.create_task(self._read(request_iterator, hello))
         writing = asyncio.create_task(_write(stream, context))
-        overflow = asyncio.create_task(stream.overflowed.wait())
-        tasks: set[asyncio.Task[object]] = {reading, writing, overflow}
+        ended = asyncio.create_task(stream.ended.wait())
+        tasks: set[asyncio.Task[object]] = {reading, writing, ended}
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:

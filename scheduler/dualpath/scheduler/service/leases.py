@@ -106,7 +106,9 @@ class Leases:
         for entry in self._turns_of(group.group_id):
             self._settle.return_turn(entry, "group_lost", f"{group.group_id}: {why}")
         ledger.groups.pop(group.group_id, None)
-        self._core.links.pop(group.group_id, None)
+        link = self._core.links.pop(group.group_id, None)
+        if link is not None:  # silent, not gone: should it wake up, it must introduce itself anew
+            link.close()
         self._core.wake.set()
 
     def _free_queue(self, group: GroupEntry) -> None:

@@ -51,6 +51,10 @@ class GroupLink(Protocol):
 
     def send(self, message: GroupMessage) -> None: ...
 
+    def close(self) -> None:
+        """End the stream: the group has to say Hello again."""
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
