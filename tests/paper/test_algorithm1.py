@@ -163,7 +163,7 @@ def test_full_ties_rotate() -> None:
 
 
 def _snapshot(sizes: list[int], *engines: EngineView) -> PrefillSnapshot:
-    ranked = tuple(replace(engine, rank=rank) for rank, engine in enumerate(engines))
+    ranked = tuple(engine._replace(rank=rank) for rank, engine in enumerate(engines))
     return PrefillSnapshot(_line(sizes), ranked, QUEUES)
 
 

@@ -163,7 +163,7 @@ def test_full_ties_rotate() -> None:
 
 
 def _assign(sizes: list[int], *engines: EngineView) -> DecodeDecision:
-    ranked = tuple(replace(engine, rank=rank) for rank, engine in enumerate(engines))
+    ranked = tuple(engine._replace(rank=rank) for rank, engine in enumerate(engines))
     return assign_decode(DecodeSnapshot(_line(sizes), ranked), LIMITS)
 
 

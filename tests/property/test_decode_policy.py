@@ -115,12 +115,12 @@ def test_renaming_the_engines_renames_the_answer_and_nothing_else(
     snapshot: DecodeSnapshot, limits: PolicyLimits
 ) -> None:
     names = {e.engine_id: EngineId(f"z{100 - e.rank}") for e in snapshot.engines}  # the order of names turns round
-    renamed = tuple(replace(e, engine_id=names[e.engine_id]) for e in snapshot.engines)
+    renamed = tuple(e._replace(engine_id=names[e.engine_id]) for e in snapshot.engines)
 
     before = assign_decode(snapshot, limits)
     after = assign_decode(replace(snapshot, engines=renamed), limits)
 
-    assert after.placements == tuple(replace(p, engine_id=names[p.engine_id]) for p in before.placements)
+    assert after.placements == tuple(p._replace(engine_id=names[p.engine_id]) for p in before.placements)
 
 
 @few
@@ -142,7 +142,7 @@ def test_ties_of_one_turn_fetches_move_through_the_rotation(rank_gap: int) -> No
 @given(decode_snapshots(engines_min=1), policy_limits(), st.integers(1, 500))
 def test_a_de_in_debt_does_not_lower_the_high_mark(snapshot: DecodeSnapshot, limits: PolicyLimits, debt: int) -> None:
     full, indebted = (
-        replace(snapshot, engines=(replace(snapshot.engines[0], free_hbm_tokens=free), *snapshot.engines[1:]))
+        replace(snapshot, engines=(snapshot.engines[0]._replace(free_hbm_tokens=free), *snapshot.engines[1:]))
         for free in (0, -debt)
     )
 
@@ -204,8 +204,7 @@ def test_tied_groups_take_turns_whatever_their_ranks(rank_gap: int) -> None:
 
 
 def _with(engine: EngineView, turn: WaitingTurn) -> EngineView:
-    return replace(
-        engine,
+    return engine._replace(
         open_turns=engine.open_turns + 1,
         open_tokens=engine.open_tokens + turn.prompt_tokens,
         free_hbm_tokens=engine.free_hbm_tokens - turn.total_tokens_max,

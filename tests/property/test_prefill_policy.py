@@ -133,12 +133,12 @@ def test_renaming_the_engines_renames_the_answer_and_nothing_else(
     snapshot: PrefillSnapshot, limits: PolicyLimits
 ) -> None:
     names = {e.engine_id: EngineId(f"z{100 - e.rank}") for e in snapshot.engines}  # the order of names turns round
-    renamed = tuple(replace(e, engine_id=names[e.engine_id]) for e in snapshot.engines)
+    renamed = tuple(e._replace(engine_id=names[e.engine_id]) for e in snapshot.engines)
 
     before = assign_prefill(snapshot, limits)
     after = assign_prefill(replace(snapshot, engines=renamed), limits)
 
-    assert after.placements == tuple(replace(p, engine_id=names[p.engine_id]) for p in before.placements)
+    assert after.placements == tuple(p._replace(engine_id=names[p.engine_id]) for p in before.placements)
 
 
 @laws
@@ -237,4 +237,4 @@ def _idle(ranks: Iterable[int]) -> tuple[EngineView, ...]:
 
 
 def _with(engine: EngineView, turn: WaitingTurn) -> EngineView:
-    return replace(engine, open_turns=engine.open_turns + 1, open_tokens=engine.open_tokens + turn.prompt_tokens)
+    return engine._replace(open_turns=engine.open_turns + 1, open_tokens=engine.open_tokens + turn.prompt_tokens)

@@ -19,7 +19,7 @@ Placements change the loads; the rotation moves on with each fetch, spread and r
 import os
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
@@ -176,8 +176,7 @@ class Scenario:
 
     def _load(self, engine_id: EngineId, turn: WaitingTurn, *, sign: int) -> None:
         engine = self.engines[engine_id]
-        self.engines[engine_id] = replace(
-            engine,
+        self.engines[engine_id] = engine._replace(
             open_turns=engine.open_turns + sign,
             open_tokens=engine.open_tokens + sign * turn.prompt_tokens,
             free_hbm_tokens=engine.free_hbm_tokens - sign * turn.total_tokens_max,
@@ -187,7 +186,7 @@ class Scenario:
         placements = self.policy.spread_to_groups(self.line, tuple(self.groups.values()), rotation=self.rotation)
         for turn, placement in zip(self.line, placements, strict=True):
             group = self.groups[placement.group_id]
-            self.groups[group.group_id] = replace(group, queued_tokens=group.queued_tokens + turn.prompt_tokens)
+            self.groups[group.group_id] = group._replace(queued_tokens=group.queued_tokens + turn.prompt_tokens)
             yield f"{turn.turn_id} -> {group.group_id}   {_words(placement.reason)}, {placement.group_tokens} before"
         self.line = []
         self.rotation += 1

@@ -20,11 +20,13 @@ class AttentionCost:
     per_token_pair_s  per (query token, visible token) pair
     per_token_s       per token computed
     per_item_s        per item of the batch
+    per_visible_token_s  per token whose KV the item sees, cached or computed now: loading it layer by layer
     """
 
     per_token_pair_s: float = 0.0
     per_token_s: float = 0.0
     per_item_s: float = 0.0
+    per_visible_token_s: float = 0.0
 
     def __post_init__(self) -> None:
         for field in fields(self):  # a cost that falls with bsz would mislead the binary search
@@ -37,7 +39,12 @@ class AttentionCost:
         if bsz == 0:
             return 0.0
         pairs = bsz * cached + bsz * (bsz + 1) / 2
-        return self.per_item_s + bsz * self.per_token_s + pairs * self.per_token_pair_s
+        return (
+            self.per_item_s
+            + bsz * self.per_token_s
+            + pairs * self.per_token_pair_s
+            + (cached + bsz) * self.per_visible_token_s
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +92,7 @@ def pack_batch(
     chunks: list[Chunk] = []
     spent_s = 0.0  # summed up, not subtracted from the quota: the sum of the chunks is then exactly what was compared
     for item in items[:items_max]:
-        bsz = _fitting(item, spent_s, quota_s, cost, granularity_tokens)
+        bsz = cut_to_fit(item, spent_s, quota_s, cost, granularity_tokens=granularity_tokens)
         if bsz == 0 and not chunks:
             bsz = min(item.remaining, granularity_tokens)
         if bsz == 0:
@@ -106,7 +113,14 @@ def _check_bounds(quota_s: float, granularity_tokens: int, items_max: int) -> No
         raise Rejected(f"items_max is {items_max}, wanted at least 1", field="items_max")
 
 
-def _fitting(item: PrefillItem, spent_s: float, quota_s: float, cost: AttentionCost, granularity_tokens: int) -> int:
+def cut_to_fit(
+    item: PrefillItem,
+    spent_s: float,
+    quota_s: float,
+    cost: AttentionCost,
+    *,
+    granularity_tokens: int = GRANULARITY_TOKENS,
+) -> int:
     """Largest bsz of the item that the rest of the quota allows: all of it, or whole granules; 0 if none."""
 
     def fits(bsz: int) -> bool:

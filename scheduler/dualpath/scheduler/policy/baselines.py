@@ -4,11 +4,10 @@ Same signatures as the paper's rules, so that a comparison is one switch. HBM is
 would not be a policy but a crash. Basic of the paper = round robin and PE reads only.
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 
-from dualpath.model.ids import EngineId, NodeId
+from dualpath.model.ids import NodeId
 from dualpath.model.turn import ReadSide
 from dualpath.scheduler.policy.decisions import (
     DecodeDecision,
@@ -35,11 +34,11 @@ def round_robin_prefill(snapshot: PrefillSnapshot, limits: PolicyLimits) -> Pref
     """Turns to PEs one after the other, whatever their load."""
     if not snapshot.engines:
         return PrefillDecision((), StopReason.NO_ENGINES, len(snapshot.waiting))
-    engines = cycle(in_rotation(snapshot.engines, snapshot.rotation))
-    given = _Given()
+    engines = in_rotation(snapshot.engines, snapshot.rotation)
+    given = _Given(engines)
     placements = tuple(
-        given.place(turn, engine, read_queue_tokens=snapshot.read_queue_tokens.get(engine.node_id, 0))
-        for turn, engine in zip(snapshot.waiting, engines, strict=False)
+        given.place(turn, at, snapshot.read_queue_tokens.get(engines[at].node_id, 0))
+        for turn, at in zip(snapshot.waiting, cycle(range(len(engines))), strict=False)
     )
     return PrefillDecision(placements, StopReason.EMPTY_QUEUE, 0)
 
@@ -62,15 +61,16 @@ def round_robin_decode(snapshot: DecodeSnapshot, limits: PolicyLimits) -> Decode
     if not snapshot.engines:
         return DecodeDecision((), StopReason.NO_ENGINES, len(snapshot.waiting), 0.0)
     engines = in_rotation(snapshot.engines, snapshot.rotation)
-    given = _Given()
+    given = _Given(engines)
     placements: list[Placement] = []
+    first = 0
     for turn in snapshot.waiting:
-        roomy = (at for at, engine in enumerate(engines) if given.free_hbm_tokens(engine) >= turn.total_tokens_max)
-        at = next(roomy, None)
+        order = (at % len(engines) for at in range(first, first + len(engines)))
+        at = next((at for at in order if given.free_hbm_tokens[at] >= turn.total_tokens_max), None)
         if at is None:
             return DecodeDecision(tuple(placements), StopReason.NO_HBM, len(snapshot.waiting) - len(placements), 0.0)
-        placements.append(given.place(turn, engines[at], free_hbm_tokens=given.free_hbm_tokens(engines[at])))
-        engines = engines[at + 1 :] + engines[: at + 1]
+        placements.append(given.place(turn, at))
+        first = at + 1
     return DecodeDecision(tuple(placements), StopReason.EMPTY_QUEUE, 0, 0.0)
 
 
@@ -102,29 +102,27 @@ def read_alternating(
 
 
 class _Given:
-    """What this fetch has given to each engine so far, so that a placement shows the load just before it."""
+    """Loads with what this fetch has given to each engine so far, so that a placement shows the load just before it."""
 
-    def __init__(self) -> None:
-        self._turns: Counter[EngineId] = Counter()
-        self._tokens: Counter[EngineId] = Counter()
-        self._hbm_tokens: Counter[EngineId] = Counter()
+    __slots__ = ("engines", "free_hbm_tokens", "open_tokens", "open_turns")
 
-    def free_hbm_tokens(self, engine: EngineView) -> int:
-        return engine.free_hbm_tokens - self._hbm_tokens[engine.engine_id]
+    def __init__(self, engines: Sequence[EngineView]) -> None:
+        self.engines = engines
+        self.open_turns = [engine.open_turns for engine in engines]
+        self.open_tokens = [engine.open_tokens for engine in engines]
+        self.free_hbm_tokens = [engine.free_hbm_tokens for engine in engines]
 
-    def place(
-        self, turn: WaitingTurn, engine: EngineView, *, read_queue_tokens: int = 0, free_hbm_tokens: int = 0
-    ) -> Placement:
+    def place(self, turn: WaitingTurn, at: int, read_queue_tokens: int = 0) -> Placement:
         placement = Placement(
-            turn_id=turn.turn_id,
-            engine_id=engine.engine_id,
-            reason=PlacementReason.ROUND_ROBIN,
-            open_tokens=engine.open_tokens + self._tokens[engine.engine_id],
-            open_turns=engine.open_turns + self._turns[engine.engine_id],
-            read_queue_tokens=read_queue_tokens,
-            free_hbm_tokens=free_hbm_tokens,
+            turn.turn_id,
+            self.engines[at].engine_id,
+            PlacementReason.ROUND_ROBIN,
+            self.open_tokens[at],
+            self.open_turns[at],
+            read_queue_tokens,
+            self.free_hbm_tokens[at],
         )
-        self._turns[engine.engine_id] += 1
-        self._tokens[engine.engine_id] += turn.prompt_tokens
-        self._hbm_tokens[engine.engine_id] += turn.total_tokens_max
+        self.open_turns[at] += 1
+        self.open_tokens[at] += turn.prompt_tokens
+        self.free_hbm_tokens[at] -= turn.total_tokens_max
         return placement

@@ -1,7 +1,11 @@
-"""What a policy answers: placements and stops, each with a reason of a closed enum, and the sentence that says it."""
+"""What a policy answers: placements and stops, each with a reason of a closed enum, and the sentence that says it.
+
+What is made for every turn is a NamedTuple: a third of the cost of a frozen dataclass.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import NamedTuple
 
 from dualpath.model.ids import EngineId, GroupId, TurnId
 from dualpath.model.turn import ReadSide
@@ -31,8 +35,7 @@ class ReadReason(StrEnum):
     ALTERNATING = "alternating"
 
 
-@dataclass(frozen=True, slots=True)
-class Placement:
+class Placement(NamedTuple):
     """A turn to an engine. The numbers are what the decision saw just before it was taken."""
 
     turn_id: TurnId
@@ -53,8 +56,7 @@ class PrefillDecision:
     waiting: int
 
 
-@dataclass(frozen=True, slots=True)
-class GroupPlacement:
+class GroupPlacement(NamedTuple):
     """A turn to a DE group's own queue (DE phase 1)."""
 
     turn_id: TurnId
@@ -71,8 +73,7 @@ class DecodeDecision:
     high_mark_tokens: float
 
 
-@dataclass(frozen=True, slots=True)
-class ReadSideDecision:
+class ReadSideDecision(NamedTuple):
     side: ReadSide
     reason: ReadReason
     pe_queue_tokens: int

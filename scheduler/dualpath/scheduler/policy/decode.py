@@ -70,43 +70,64 @@ def assign_decode(snapshot: DecodeSnapshot, limits: PolicyLimits) -> DecodeDecis
     high_mark = _high_mark(snapshot, limits)
     placements: list[Placement] = []
     for turn in snapshot.waiting:
-        roomy = [load for load in loads if load.free_hbm_tokens >= turn.total_tokens_max]
-        if not roomy:
+        prompt = turn.prompt_tokens
+        needed = prompt + turn.max_new_tokens
+        chosen, reason = _choose(loads, high_mark, prompt, needed)
+        if chosen is None:
             waiting = len(snapshot.waiting) - len(placements)
             return DecodeDecision(tuple(placements), StopReason.NO_HBM, waiting, high_mark)
-        low = [load for load in roomy if load.open_tokens + turn.prompt_tokens <= high_mark]
-        if low:
-            chosen = min(low, key=lambda load: (load.open_turns, load.open_tokens))
-            reason = PlacementReason.LOW_CLASS
-        else:
-            chosen = min(roomy, key=lambda load: (load.open_tokens, load.open_turns))
-            reason = PlacementReason.HIGH_CLASS
-        placements.append(_placed(turn, chosen, reason))
+        placements.append(
+            Placement(
+                turn.turn_id,
+                chosen.engine.engine_id,
+                reason,
+                chosen.open_tokens,
+                chosen.open_turns,
+                free_hbm_tokens=chosen.free_hbm_tokens,
+            )
+        )
+        chosen.open_turns += 1
+        chosen.open_tokens += prompt
+        chosen.free_hbm_tokens -= needed
     return DecodeDecision(tuple(placements), StopReason.EMPTY_QUEUE, 0, high_mark)
+
+
+def _choose(
+    loads: Sequence[_Load], high_mark: float, prompt_tokens: int, hbm_tokens: int
+) -> tuple[_Load | None, PlacementReason]:
+    """The DE with room that the classes prefer, in one pass; equal ones fall to the first."""
+    low: _Load | None = None
+    high: _Load | None = None
+    for load in loads:
+        if load.free_hbm_tokens < hbm_tokens:
+            continue
+        open_turns, open_tokens = load.open_turns, load.open_tokens
+        if open_tokens + prompt_tokens <= high_mark:
+            if (
+                low is None
+                or open_turns < low.open_turns
+                or (open_turns == low.open_turns and open_tokens < low.open_tokens)
+            ):
+                low = load
+        elif low is None and (
+            high is None
+            or open_tokens < high.open_tokens
+            or (open_tokens == high.open_tokens and open_turns < high.open_turns)
+        ):
+            high = load
+    return (high, PlacementReason.HIGH_CLASS) if low is None else (low, PlacementReason.LOW_CLASS)
 
 
 def _high_mark(snapshot: DecodeSnapshot, limits: PolicyLimits) -> float:
     """Z, fixed for this fetch. A DE in debt (its report says less than was promised) takes nothing from the others."""
-    free = sum(max(engine.free_hbm_tokens, 0) for engine in snapshot.engines)
-    total = sum(engine.open_tokens for engine in snapshot.engines)
+    free = total = 0
+    for engine in snapshot.engines:
+        free += max(engine.free_hbm_tokens, 0)
+        total += engine.open_tokens
     for turn in snapshot.waiting:
-        free -= turn.total_tokens_max
+        prompt = turn.prompt_tokens
+        free -= prompt + turn.max_new_tokens
         if free < 0:
             break
-        total += turn.prompt_tokens
+        total += prompt
     return limits.high_mark_factor * total / len(snapshot.engines)
-
-
-def _placed(turn: WaitingTurn, load: _Load, reason: PlacementReason) -> Placement:
-    placement = Placement(
-        turn_id=turn.turn_id,
-        engine_id=load.engine.engine_id,
-        reason=reason,
-        open_tokens=load.open_tokens,
-        open_turns=load.open_turns,
-        free_hbm_tokens=load.free_hbm_tokens,
-    )
-    load.open_turns += 1
-    load.open_tokens += turn.prompt_tokens
-    load.free_hbm_tokens -= turn.total_tokens_max
-    return placement

@@ -23,10 +23,12 @@ def assign_prefill(snapshot: PrefillSnapshot, limits: PolicyLimits) -> PrefillDe
     """Place a prefix of `snapshot.waiting`; changes nothing, neither the snapshot nor the engines."""
     if not snapshot.engines:
         return PrefillDecision((), StopReason.NO_ENGINES, len(snapshot.waiting))
+    beta_tokens = limits.beta_tokens
+    each_placement = limits.classify is Classify.EACH_PLACEMENT
     heap = [
         _entry(engine, place, snapshot, limits)
         for place, engine in enumerate(in_rotation(snapshot.engines, snapshot.rotation))
-        if engine.open_tokens <= limits.beta_tokens
+        if engine.open_tokens <= beta_tokens
     ]
     heapq.heapify(heap)
     placements: list[Placement] = []
@@ -38,12 +40,12 @@ def assign_prefill(snapshot: PrefillSnapshot, limits: PolicyLimits) -> PrefillDe
         queue_is_long, open_tokens, read_queue, open_turns, place, engine = heap[0]
         placements.append(
             Placement(
-                turn_id=turn.turn_id,
-                engine_id=engine.engine_id,
-                reason=PlacementReason.LONG_QUEUE if queue_is_long else PlacementReason.SHORT_QUEUE,
-                open_tokens=open_tokens,
-                open_turns=open_turns,
-                read_queue_tokens=read_queue,
+                turn.turn_id,
+                engine.engine_id,
+                PlacementReason.LONG_QUEUE if queue_is_long else PlacementReason.SHORT_QUEUE,
+                open_tokens,
+                open_turns,
+                read_queue,
             )
         )
         after: _Entry = (
@@ -54,7 +56,7 @@ def assign_prefill(snapshot: PrefillSnapshot, limits: PolicyLimits) -> PrefillDe
             place,
             engine,
         )
-        if after[1] > limits.beta_tokens and limits.classify is Classify.EACH_PLACEMENT:
+        if each_placement and after[1] > beta_tokens:
             heapq.heappop(heap)
         else:
             heapq.heapreplace(heap, after)

@@ -33,8 +33,9 @@ class Dispatch:
 
     def pump(self) -> None:
         """Serve every open fetch once: PE groups, then the spread over DE groups, then each DE group."""
-        for group in self._fetching(Role.PREFILL):
-            self._fetch_prefill(group)
+        if len(self._core.ledger.prefill_fifo):
+            for group in self._fetching(Role.PREFILL):
+                self._fetch_prefill(group)
         self._spread()
         for group in self._fetching(Role.DECODE):
             self._fetch_decode(group)
@@ -44,7 +45,6 @@ class Dispatch:
         if not groups:
             return []
         first = self._core.rotations[f"fetch {role}"] % len(groups)
-        self._core.rotations[f"fetch {role}"] += 1
         return groups[first:] + groups[:first]
 
     def _fetch_prefill(self, group: GroupEntry) -> None:
@@ -152,9 +152,11 @@ class Dispatch:
         )
 
     def _served(self, group: GroupEntry, placed: int) -> None:
+        """Rotations move on with what was placed, never with looks that found nothing: those come at any rate."""
         if placed:
             group.fetch_open = False
             self._core.rotations[group.group_id] += placed
+            self._core.rotations[f"fetch {group.hello.role}"] += 1
 
     @staticmethod
     def _inputs(placement: Placement) -> dict[str, float]:

@@ -1,0 +1,284 @@
+"""The fast control plane: the policy's own functions over plain counters, nothing stored, nothing sent.
+
+It follows `scheduler.service.dispatch` step by step (a test compares their assignments turn for turn): PE groups with
+an open fetch, then the spread over DE groups, then DE groups, each stage with a rotation of its own.
+
+A policy of ours gets the live counters in place of a snapshot's views: they have the same fields, the law is that a
+policy only reads, and within one call nothing else runs. Another policy gets real views, as the service gives them.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import cast
+
+from dualpath.model.errors import Broken
+from dualpath.model.ids import EngineId, GroupId, NodeId
+from dualpath.model.turn import ReadSide
+from dualpath.scheduler.policy.registry import POLICIES, Policy
+from dualpath.scheduler.policy.snapshot import (
+    DecodeSnapshot,
+    EngineView,
+    GroupView,
+    PolicyLimits,
+    PrefillSnapshot,
+    WaitingTurn,
+)
+from dualpath.scheduler.service.dispatch import FETCH_TURNS_MAX
+from dualpath.simulator.machine.cluster import Machine
+from dualpath.simulator.machine.turns import SimTurn
+
+
+class _Engine:
+    """An engine's counters; the fields are those of `EngineView`."""
+
+    __slots__ = ("engine_id", "free_hbm_tokens", "group", "node_id", "open_tokens", "open_turns", "rank")
+
+    def __init__(self, number: int, engine_id: EngineId, node_id: NodeId, hbm_tokens: int) -> None:
+        self.rank, self.engine_id, self.node_id = number, engine_id, node_id
+        self.group: _Group
+        self.open_turns = self.open_tokens = 0
+        self.free_hbm_tokens = hbm_tokens
+
+    def view(self) -> EngineView:
+        return EngineView(
+            self.engine_id, self.node_id, self.rank, self.open_turns, self.open_tokens, self.free_hbm_tokens
+        )
+
+
+class _Group:
+    """A group's counters; the fields are those of `GroupView`."""
+
+    __slots__ = ("engines", "fetch_open", "group_id", "is_prefill", "nodes", "open_tokens", "queue", "queued_tokens",
+                 "rank", "rotation")  # fmt: skip
+
+    def __init__(self, number: int, engines: tuple[_Engine, ...], nodes: list[int], *, is_prefill: bool) -> None:
+        self.rank = number
+        self.group_id = GroupId(f"g{number}")
+        self.is_prefill = is_prefill
+        self.engines = engines
+        self.nodes = nodes
+        self.fetch_open = False
+        self.rotation = 0
+        self.open_tokens = self.queued_tokens = 0
+        self.queue: deque[SimTurn] = deque()
+
+    def view(self) -> GroupView:
+        return GroupView(self.group_id, self.rank, self.open_tokens, self.queued_tokens)
+
+
+class DirectControl:
+    """Drives one machine with one policy; `committed` hears of each turn's end."""
+
+    def __init__(
+        self, machine: Machine, policy: Policy, limits: PolicyLimits, *, committed: Callable[[SimTurn], None]
+    ) -> None:
+        self._machine = machine
+        self._policy = policy
+        self._limits = limits
+        self._committed = committed
+        self._live = policy.name in POLICIES
+        self._fifo: deque[SimTurn] = deque()
+        self._decode_queue: list[SimTurn] = []
+        self._look_prefill = self._look_decode = False
+        self._rotation_fetch = {True: 0, False: 0}  # by whether the groups are PE groups
+        self._rotation_spread = 0
+        self._served_groups: list[int] = []
+        self._assignment = 0
+        self._nodes = [NodeId(f"n{node}") for node in range(len(machine.nics))]
+        self._engines = [
+            _Engine(
+                engine,
+                EngineId(f"n{machine.node_of[engine]}/g{engine % machine.shape.engines_per_node}"),
+                self._nodes[machine.node_of[engine]],
+                machine.costs.hbm_tokens,
+            )
+            for engine in range(machine.engines)
+        ]
+        self._named = {engine.engine_id: engine for engine in self._engines}
+        self._groups = [self._group(number) for number in range(machine.groups)]
+        self._group_named = {group.group_id: group for group in self._groups}
+        self._prefill_groups = self._groups[: machine.prefill_groups]
+        self._decode_groups = self._groups[machine.prefill_groups :]
+        machine.control = self
+
+    def _group(self, number: int) -> _Group:
+        machine = self._machine
+        members = tuple(engine for engine in self._engines if machine.group_of[engine.rank] == number)
+        nodes = sorted({machine.node_of[engine.rank] for engine in members})
+        group = _Group(number, members, nodes, is_prefill=number < machine.prefill_groups)
+        for engine in members:
+            engine.group = group
+        return group
+
+    # what the machine and the sessions say
+
+    def submit(self, turn: SimTurn) -> None:
+        turn.submitted_at_s = self._machine.timeline.now_s
+        self._fifo.append(turn)
+        self._look_prefill = True
+
+    def fetch(self, group: int) -> None:
+        asking = self._groups[group]
+        asking.fetch_open = True
+        if asking.is_prefill:
+            self._look_prefill = True
+        elif asking.queue:
+            self._look_decode = True
+
+    def close_fetch(self, group: int) -> None:
+        self._groups[group].fetch_open = False
+
+    def read_done(self, turn: SimTurn) -> None:
+        """Not asked for: a NIC's queue is looked at when a decision needs it."""
+
+    def prefill_done(self, turn: SimTurn) -> None:
+        engine = self._engines[turn.pe]
+        engine.open_turns -= 1
+        engine.open_tokens -= turn.prompt_tokens
+        self._look_prefill = True
+
+    def commit(self, turn: SimTurn) -> None:
+        engine = self._engines[turn.de]
+        prompt = turn.prompt_tokens
+        engine.open_turns -= 1
+        engine.open_tokens -= prompt
+        engine.free_hbm_tokens += prompt + turn.max_new_tokens
+        group = engine.group
+        group.open_tokens -= prompt
+        if group.queue:
+            self._look_decode = True
+        self._committed(turn)
+
+    @property
+    def waiting_turns(self) -> int:
+        """Turns in any line."""
+        return len(self._fifo) + len(self._decode_queue) + sum(len(group.queue) for group in self._decode_groups)
+
+    def pump(self, _: None = None) -> None:
+        """Serve every open fetch once, where something happened that may let it find a turn."""
+        if self._look_prefill:
+            self._look_prefill = False
+            if self._fifo:
+                for group in self._fetching(self._prefill_groups):
+                    if self._fifo:
+                        self._fetch_prefill(group)
+                if self._decode_queue:
+                    self._spread()
+        if self._look_decode:
+            self._look_decode = False
+            for group in self._fetching(self._decode_groups):
+                if group.queue:
+                    self._fetch_decode(group)
+        if self._served_groups:
+            for number in sorted(self._served_groups):
+                self._machine.served(number)
+            self._served_groups.clear()
+
+    # the steps of dispatch
+
+    def _fetching(self, groups: list[_Group]) -> list[_Group]:
+        fetching = [group for group in groups if group.fetch_open]
+        if len(fetching) > 1:
+            first = self._rotation_fetch[fetching[0].is_prefill] % len(fetching)
+            return fetching[first:] + fetching[:first]
+        return fetching
+
+    def _fetch_prefill(self, group: _Group) -> None:
+        machine = self._machine
+        now = machine.timeline.now_s
+        nics, nodes = machine.nics, self._nodes
+        snapshot = PrefillSnapshot(
+            self._line(self._fifo),
+            self._views(group),
+            {nodes[node]: nics[node].settle(now) for node in group.nodes},
+            group.rotation,
+        )
+        placements = self._policy.assign_prefill(snapshot, self._limits).placements[:FETCH_TURNS_MAX]
+        if not placements:
+            return
+        named, take, wait = self._named, self._fifo.popleft, self._decode_queue.append
+        for turn_id, engine_id, *_ in placements:
+            turn = take()
+            if turn.turn_id != turn_id:
+                raise _not_a_prefix("assign_prefill", turn_id, turn)
+            engine = named[engine_id]
+            turn.pe = engine.rank
+            turn.placed_at_s = now
+            engine.open_turns += 1
+            engine.open_tokens += turn.prompt_tokens
+            wait(turn)
+        self._served(group, len(placements))
+
+    def _spread(self) -> None:
+        groups = self._decode_groups
+        views = cast("list[GroupView]", groups) if self._live else [group.view() for group in groups]
+        queue, self._decode_queue = self._decode_queue, []
+        placements = self._policy.spread_to_groups(self._line(queue), views, rotation=self._rotation_spread)
+        for turn, (turn_id, group_id, *_) in zip(queue, placements, strict=True):
+            if turn.turn_id != turn_id:
+                raise _not_a_prefix("spread_to_groups", turn_id, turn)
+            group = self._group_named[group_id]
+            group.queue.append(turn)
+            group.queued_tokens += turn.prompt_tokens
+        self._rotation_spread += len(queue)
+        self._look_decode = True
+
+    def _fetch_decode(self, group: _Group) -> None:
+        snapshot = DecodeSnapshot(self._line(group.queue), self._views(group), group.rotation)
+        placements = self._policy.assign_decode(snapshot, self._limits).placements[:FETCH_TURNS_MAX]
+        if not placements:
+            return
+        now = self._machine.timeline.now_s
+        named, take, begin = self._named, group.queue.popleft, self._machine.begin
+        for turn_id, engine_id, *_ in placements:
+            turn = take()
+            if turn.turn_id != turn_id:
+                raise _not_a_prefix("assign_decode", turn_id, turn)
+            engine = named[engine_id]
+            prompt = turn.prompt_tokens
+            turn.de = engine.rank
+            turn.planned_at_s = now
+            group.queued_tokens -= prompt
+            group.open_tokens += prompt
+            engine.open_turns += 1
+            engine.open_tokens += prompt
+            engine.free_hbm_tokens -= prompt + turn.max_new_tokens
+            self._choose_side(turn, now)
+            begin(turn)
+        self._served(group, len(placements))
+
+    def _choose_side(self, turn: SimTurn, now: float) -> None:
+        machine = self._machine
+        pe_node, de_node = machine.node_of[turn.pe], machine.node_of[turn.de]
+        pe_id, de_id = self._nodes[pe_node], self._nodes[de_node]
+        pe_nic, de_nic = machine.nics[pe_node], machine.nics[de_node]
+        self._assignment += 1
+        turn.side = self._policy.choose_read_side(
+            pe_id,
+            de_id,
+            {pe_id: pe_nic.settle(now), de_id: de_nic.settle(now)},
+            hit_tokens=turn.hit_tokens,
+            rotation=self._assignment,
+        ).side
+        if machine.modes.reads:
+            (pe_nic if turn.side is ReadSide.PE else de_nic).queue_tokens += turn.hit_tokens
+
+    def _served(self, group: _Group, placed: int) -> None:
+        group.fetch_open = False
+        group.rotation += placed
+        self._rotation_fetch[group.is_prefill] += 1
+        self._served_groups.append(group.rank)
+
+    def _line(self, turns: Sequence[SimTurn]) -> Sequence[WaitingTurn]:
+        if self._live:
+            return cast("Sequence[WaitingTurn]", turns)
+        return tuple(WaitingTurn(t.turn_id, t.arrival, t.hit_tokens, t.miss_tokens, t.max_new_tokens) for t in turns)
+
+    def _views(self, group: _Group) -> tuple[EngineView, ...]:
+        if self._live:
+            return cast("tuple[EngineView, ...]", group.engines)
+        return tuple(engine.view() for engine in group.engines)
+
+
+def _not_a_prefix(function: str, turn_id: str, head: SimTurn) -> Broken:
+    return Broken(f"{function} placed turn {turn_id}, the head of the line is {head.turn_id}", reason="POLICY")

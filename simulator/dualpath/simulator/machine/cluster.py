@@ -1,0 +1,139 @@
+"""The machine: what happens to a planned turn, from its place in the buffer to its last token (paper §2, §8).
+
+    plan -> gate (DE buffer, or PE HBM without layerwise prefill) -> storage read on the chosen node's NIC
+         -> prefill in the PE group's steps -> handover to the DE -> decode -> end
+"""
+
+from typing import Protocol
+
+from dualpath.model.turn import ReadSide
+from dualpath.simulator.machine.decode import DecodeEngine
+from dualpath.simulator.machine.gate import Gate
+from dualpath.simulator.machine.prefill import PrefillCost, PrefillGroup
+from dualpath.simulator.machine.shape import Costs, Modes, Shape
+from dualpath.simulator.machine.storage_nic import StorageNic
+from dualpath.simulator.machine.timeline import Timeline
+from dualpath.simulator.machine.turns import SimTurn
+
+
+class ControlPlane(Protocol):
+    """The scheduler as the machine sees it. Groups and engines are numbers, PE groups first."""
+
+    def fetch(self, group: int) -> None: ...
+
+    def close_fetch(self, group: int) -> None: ...
+
+    def read_done(self, turn: SimTurn) -> None: ...
+
+    def prefill_done(self, turn: SimTurn) -> None: ...
+
+    def commit(self, turn: SimTurn) -> None: ...
+
+
+class Machine:
+    def __init__(self, shape: Shape, costs: Costs, modes: Modes, timeline: Timeline) -> None:
+        self.shape, self.costs, self.modes = shape, costs, modes
+        self.timeline = timeline
+        self.control: ControlPlane
+        self.notify_reads = False  # True: the control plane hears of each read's end; False: it looks at the NICs
+        per_node = shape.engines_per_node
+        per_group = per_node * shape.nodes_per_group
+        nodes = shape.prefill_nodes + shape.decode_nodes
+        self.nics = [
+            StorageNic(costs.snic_tokens_per_s, costs.snic_latency_s, window_s=modes.balance_window_s)
+            for _ in range(nodes)
+        ]
+        self.prefill_engines = shape.prefill_nodes * per_node
+        self.engines = nodes * per_node
+        self.node_of = [engine // per_node for engine in range(self.engines)]
+        self.group_of = [engine // per_group for engine in range(self.engines)]
+        self.prefill_groups = shape.prefill_nodes // shape.nodes_per_group
+        self.groups = nodes // shape.nodes_per_group
+        cost = PrefillCost(costs.attention, costs.ffn_turn_s, costs.ffn_token_s, costs.step_s, costs.quota_s)
+        self.attention_steps: list[tuple[float, list[float]]] = []
+        self.prefill = [
+            PrefillGroup(
+                number,
+                number * per_group,
+                per_group,
+                timeline,
+                cost,
+                prefilled=self._prefilled,
+                fetch=self._fetch,
+                step_begins=self._step_begins,
+            )
+            for number in range(self.prefill_groups)
+        ]
+        self.decode = [
+            DecodeEngine(
+                number, timeline, self._finished, base_s=costs.tpot_base_s, per_turn_s=costs.tpot_turn_s
+            )
+            for number in range(self.prefill_engines, self.engines)
+        ]
+        self.gates = (
+            [Gate(costs.buffer_tokens, self._granted) for _ in range(nodes)]
+            if modes.layerwise
+            else [Gate(costs.pe_hbm_tokens, self._granted) for _ in range(self.prefill_engines)]
+        )
+
+    def start(self) -> None:
+        for group in range(self.groups):
+            self.control.fetch(group)
+
+    def served(self, group: int) -> None:
+        """A group's fetch brought turns and is closed: when will it ask again?"""
+        if group >= self.prefill_groups:
+            self.timeline.at(self.timeline.now_s + self.modes.decode_fetch_s, self._fetch, group)
+        elif self.modes.event_driven or self.prefill[group].is_idle:
+            self.timeline.at(self.timeline.now_s, self._fetch, group)
+
+    def begin(self, turn: SimTurn) -> None:
+        """The plan is there: pair and read side are known."""
+        if self.modes.layerwise:
+            self.gates[self.node_of[turn.de]].enter(turn)
+        else:
+            self.gates[turn.pe].enter(turn)
+
+    def _fetch(self, group: int) -> None:
+        self.control.fetch(group)
+
+    def _step_begins(self, group: int) -> None:
+        if not self.modes.event_driven:
+            self.control.close_fetch(group)
+
+    def _granted(self, turn: SimTurn) -> None:
+        now = turn.granted_at_s = self.timeline.now_s
+        ready = now
+        if turn.hit_tokens and self.modes.reads:
+            node = self.node_of[turn.pe if turn.side is ReadSide.PE else turn.de]
+            ready = self.nics[node].read(now, turn.hit_tokens)
+            if self.notify_reads:
+                self.timeline.at(ready, self.control.read_done, turn)
+        turn.ready_at_s = ready
+        self.prefill[self.group_of[turn.pe]].enqueue(turn, ready)
+
+    def _prefilled(self, turns: list[SimTurn]) -> None:
+        """A step of a PE group has ended these prefills."""
+        now = self.timeline.now_s
+        for turn in turns:
+            turn.prefilled_at_s = now
+            self.control.prefill_done(turn)
+        if not self.modes.layerwise:
+            self.timeline.at(now + self.costs.pe_hbm_hold_s, self._let_go, turns)
+        self.timeline.at(now + self.costs.handover_s, self._handed_over, turns)
+
+    def _let_go(self, turns: list[SimTurn]) -> None:
+        """Without layerwise prefill a turn's KV stays in PE HBM until the DE has it."""
+        for turn in turns:
+            self.gates[turn.pe].leave(turn)
+
+    def _handed_over(self, turns: list[SimTurn]) -> None:
+        now = self.timeline.now_s
+        for turn in turns:
+            turn.decoding_at_s = now
+            if self.modes.layerwise:
+                self.gates[self.node_of[turn.de]].leave(turn)
+            self.decode[turn.de - self.prefill_engines].start(turn)
+
+    def _finished(self, turn: SimTurn) -> None:
+        self.control.commit(turn)

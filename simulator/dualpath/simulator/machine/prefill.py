@@ -1,0 +1,164 @@
+"""A PE group: its engines step in lockstep, as expert parallelism makes them (paper §6.2, §8).
+
+step = max over engines of (attention, KV through the compute NIC) + mean over engines of FFN + base
+"""
+
+import heapq
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from dualpath.engine_agent.batch.quota import GRANULARITY_TOKENS, AttentionCost, PrefillItem, cut_to_fit
+from dualpath.simulator.machine.timeline import Timeline
+from dualpath.simulator.machine.turns import SimTurn
+
+NEVER = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillCost:
+    """Seconds of one forward on one engine.
+
+    attention        of the whole forward, from (cached, bsz); the compute quota bounds it
+    ffn_turn_s       per turn, spread over its chunks
+    ffn_token_s      per token computed
+    step_s           per step whatever is in it
+    quota_s          compute quota (paper §6.2)
+    """
+
+    attention: AttentionCost
+    ffn_turn_s: float
+    ffn_token_s: float
+    step_s: float
+    quota_s: float
+
+
+class PrefillEngine:
+    """Turns whose hit KV has come (`runnable`, first in first out) and turns for which it is on its way."""
+
+    __slots__ = ("arriving", "attention_s", "runnable")
+
+    def __init__(self) -> None:
+        self.runnable: deque[SimTurn] = deque()
+        self.arriving: list[tuple[float, int, SimTurn]] = []
+        self.attention_s = 0.0
+
+
+class PrefillGroup:
+    """`first` is the number of its first engine; `on_step` hears of each step's attention seconds per engine."""
+
+    def __init__(
+        self,
+        number: int,
+        first: int,
+        engines: int,
+        timeline: Timeline,
+        cost: PrefillCost,
+        *,
+        prefilled: Callable[[list[SimTurn]], None],
+        fetch: Callable[[int], None],
+        step_begins: Callable[[int], None],
+        on_step: Callable[[float, list[float]], None] | None = None,
+    ) -> None:
+        self.number = number
+        self.first = first
+        self.engines = [PrefillEngine() for _ in range(engines)]
+        self.steps = 0
+        self._timeline = timeline
+        self._cost = cost
+        self._prefilled = prefilled
+        self._fetch = fetch
+        self._step_begins = step_begins
+        self._on_step = on_step
+        self._stepping = False
+        self._wake_at_s = NEVER
+
+    @property
+    def is_idle(self) -> bool:
+        return not self._stepping
+
+    def enqueue(self, turn: SimTurn, ready_at_s: float) -> None:
+        """The turn's hit KV will be there at `ready_at_s`."""
+        heapq.heappush(
+            self.engines[turn.pe - self.first].arriving, (ready_at_s, turn.arrival, turn)
+        )
+        if not self._stepping and ready_at_s < self._wake_at_s:
+            self._wake_at_s = ready_at_s
+            self._timeline.at(ready_at_s, self._wake, ready_at_s)
+
+    def _wake(self, wake_at_s: float) -> None:
+        if not self._stepping and wake_at_s == self._wake_at_s:
+            self._wake_at_s = NEVER
+            self._step()
+
+    def _step(self, _: None = None) -> None:
+        now = self._timeline.now_s
+        cost = self._cost
+        batch: list[tuple[PrefillEngine, SimTurn, int]] = []
+        attention: list[float] = []
+        ffn = 0.0
+        for engine in self.engines:
+            arriving, runnable = engine.arriving, engine.runnable
+            while arriving and arriving[0][0] <= now:
+                runnable.append(heapq.heappop(arriving)[2])
+            spent = 0.0
+            if runnable:
+                for turn, bsz, seconds in self._pack(runnable, now):
+                    batch.append((engine, turn, bsz))
+                    spent += seconds
+                    ffn += cost.ffn_turn_s * (bsz / turn.miss_tokens) + cost.ffn_token_s * bsz
+                engine.attention_s += spent
+            attention.append(spent)
+        if not batch:
+            self._stepping = False
+            next_at = min((engine.arriving[0][0] for engine in self.engines if engine.arriving), default=NEVER)
+            if next_at < NEVER:
+                self._wake_at_s = next_at
+                self._timeline.at(next_at, self._wake, next_at)
+            return
+        self._stepping = True
+        self.steps += 1
+        if self._on_step is not None:
+            self._on_step(now, attention)
+        self._step_begins(self.number)
+        self._timeline.at(now + max(attention) + ffn / len(self.engines) + cost.step_s, self._end, batch)
+
+    def _pack(self, runnable: deque[SimTurn], now: float) -> list[tuple[SimTurn, int, float]]:
+        """The engine's share of the next forward: whole turns while they fit, then the agent's own rule for the cut."""
+        quota_s, seconds_of = self._cost.quota_s, self._cost.attention.seconds
+        packed: list[tuple[SimTurn, int, float]] = []
+        spent = 0.0
+        for turn in runnable:
+            seconds = seconds_of(turn.prompt_tokens - turn.remaining_tokens, turn.remaining_tokens)
+            if spent + seconds > quota_s:
+                break
+            spent += seconds
+            packed.append((turn, turn.remaining_tokens, seconds))
+        if len(packed) < len(runnable):
+            turn = runnable[len(packed)]
+            bsz = self._cut(turn, spent, is_first=not packed)
+            if bsz:
+                packed.append((turn, bsz, seconds_of(turn.prompt_tokens - turn.remaining_tokens, bsz)))
+        for turn, _, _ in packed:
+            if turn.remaining_tokens == turn.miss_tokens:
+                turn.prefilling_at_s = now
+        return packed
+
+    def _cut(self, turn: SimTurn, spent_s: float, *, is_first: bool) -> int:
+        """How much of the first turn that does not fit whole: as `pack_batch` of the agent."""
+        item = PrefillItem(turn.turn_id, 1, turn.prompt_tokens - turn.remaining_tokens, turn.remaining_tokens)
+        bsz = cut_to_fit(item, spent_s, self._cost.quota_s, self._cost.attention)
+        return min(turn.remaining_tokens, GRANULARITY_TOKENS) if bsz == 0 and is_first else bsz
+
+    def _end(self, batch: list[tuple[PrefillEngine, SimTurn, int]]) -> None:
+        done: list[SimTurn] = []
+        for engine, turn, bsz in batch:
+            turn.remaining_tokens -= bsz
+            if turn.remaining_tokens == 0:
+                engine.runnable.popleft()
+                done.append(turn)
+        if done:
+            self._prefilled(done)
+        self._fetch(self.number)
+        # as an event of its own: what this fetch brings may be ready at once, and then belongs to the next step
+        self._timeline.at(self._timeline.now_s, self._step)

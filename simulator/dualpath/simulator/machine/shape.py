@@ -1,0 +1,62 @@
+"""What a simulated cluster is made of: counts, rates and capacities, all in tokens of one model's KV."""
+
+from dataclasses import dataclass, field
+
+from dualpath.engine_agent.batch.quota import AttentionCost
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """P prefill and D decode nodes of `engines_per_node` GPUs; a group is `nodes_per_group` nodes of one role."""
+
+    prefill_nodes: int
+    decode_nodes: int
+    engines_per_node: int = 8
+    nodes_per_group: int = 1
+
+    @property
+    def name(self) -> str:
+        return f"{self.prefill_nodes}P{self.decode_nodes}D"
+
+
+@dataclass(frozen=True, slots=True)
+class Costs:
+    """Seconds and capacities of one model on one kind of hardware (paper §8); see profiles/ for the values."""
+
+    snic_tokens_per_s: float
+    snic_latency_s: float
+    attention: AttentionCost
+    ffn_turn_s: float
+    ffn_token_s: float
+    step_s: float
+    handover_s: float
+    tpot_base_s: float
+    tpot_turn_s: float
+    hbm_tokens: int
+    buffer_tokens: int
+    pe_hbm_tokens: int
+    pe_hbm_hold_s: float
+    quota_s: float = 0.3
+
+
+@dataclass(frozen=True, slots=True)
+class Modes:
+    """How the machine works: what the paper's variants switch.
+
+    layerwise  one layer of the batch in PE HBM; without it a turn's whole prompt sits there (paper: Basic)
+    reads      False: hit KV costs nothing and takes no time (paper: Oracle)
+    fetch      polled: a PE group asks between steps, a DE group every `decode_fetch_s`; event: the ask stays open
+    """
+
+    layerwise: bool = True
+    reads: bool = True
+    event_driven: bool = False
+    decode_fetch_s: float = 0.04
+    balance_window_s: float = 1.0
+
+
+@dataclass(slots=True)
+class Seen:
+    """What a run observed, filled while it goes."""
+
+    ttft_s: list[float] = field(default_factory=list)
