@@ -9,7 +9,7 @@ from typing import Protocol
 from dualpath.model.turn import ReadSide
 from dualpath.simulator.machine.decode import DecodeEngine
 from dualpath.simulator.machine.gate import Gate
-from dualpath.simulator.machine.prefill import PrefillCost, PrefillGroup
+from dualpath.simulator.machine.prefill import PrefillCost, PrefillUnit
 from dualpath.simulator.machine.shape import Costs, Modes, Shape
 from dualpath.simulator.machine.storage_nic import StorageNic
 from dualpath.simulator.machine.timeline import Timeline
@@ -40,7 +40,7 @@ class Machine:
         per_group = per_node * shape.nodes_per_group
         nodes = shape.prefill_nodes + shape.decode_nodes
         self.nics = [
-            StorageNic(costs.snic_tokens_per_s, costs.snic_latency_s, window_s=modes.balance_window_s)
+            StorageNic(costs.snic_tokens_per_s, costs.snic_read_s, costs.snic_latency_s, window_s=modes.balance_window_s)
             for _ in range(nodes)
         ]
         self.prefill_engines = shape.prefill_nodes * per_node
@@ -51,22 +51,23 @@ class Machine:
         self.groups = nodes // shape.nodes_per_group
         cost = PrefillCost(costs.attention, costs.ffn_turn_s, costs.ffn_token_s, costs.step_s, costs.quota_s)
         self.attention_steps: list[tuple[float, list[float]]] = []
+        unit = self._unit = per_group if costs.lockstep else 1
         self.prefill = [
-            PrefillGroup(
-                number,
-                number * per_group,
-                per_group,
+            PrefillUnit(
+                self.group_of[first],
+                first,
+                unit,
                 timeline,
                 cost,
                 prefilled=self._prefilled,
                 fetch=self._fetch,
                 step_begins=self._step_begins,
             )
-            for number in range(self.prefill_groups)
+            for first in range(0, self.prefill_engines, unit)
         ]
         self.decode = [
             DecodeEngine(
-                number, timeline, self._finished, base_s=costs.tpot_base_s, per_turn_s=costs.tpot_turn_s
+                number, timeline, self._finished, base_s=costs.tpot_base_s, per_turn_s=costs.tpot_turn_s, per_token_s=costs.tpot_token_s
             )
             for number in range(self.prefill_engines, self.engines)
         ]
@@ -84,7 +85,7 @@ class Machine:
         """A group's fetch brought turns and is closed: when will it ask again?"""
         if group >= self.prefill_groups:
             self.timeline.at(self.timeline.now_s + self.modes.decode_fetch_s, self._fetch, group)
-        elif self.modes.event_driven or self.prefill[group].is_idle:
+        elif self.modes.event_driven or self._is_idle(group):
             self.timeline.at(self.timeline.now_s, self._fetch, group)
 
     def begin(self, turn: SimTurn) -> None:
@@ -93,6 +94,10 @@ class Machine:
             self.gates[self.node_of[turn.de]].enter(turn)
         else:
             self.gates[turn.pe].enter(turn)
+
+    def _is_idle(self, group: int) -> bool:
+        per_group = self.shape.engines_per_node * self.shape.nodes_per_group // self._unit
+        return all(unit.is_idle for unit in self.prefill[group * per_group : (group + 1) * per_group])
 
     def _fetch(self, group: int) -> None:
         self.control.fetch(group)
@@ -110,7 +115,7 @@ class Machine:
             if self.notify_reads:
                 self.timeline.at(ready, self.control.read_done, turn)
         turn.ready_at_s = ready
-        self.prefill[self.group_of[turn.pe]].enqueue(turn, ready)
+        self.prefill[turn.pe // self._unit].enqueue(turn, ready)
 
     def _prefilled(self, turns: list[SimTurn]) -> None:
         """A step of a PE group has ended these prefills."""

@@ -1,4 +1,5 @@
-"""A decode engine: continuous batching, one step for all, TPOT = base + per turn x batch (paper §8).
+"""A decode engine: continuous batching, one step for all, TPOT = base + per turn x batch + per token x
+their contexts (paper §8).
 
 Steps are not simulated one by one. A token clock runs at 1 / TPOT; a turn of n tokens ends when the clock has moved n,
 so each turn costs one or two events however long it generates.
@@ -17,8 +18,8 @@ CLOCK_SLACK = 1e-6  # tokens; what rounding may leave of a turn
 class DecodeEngine:
     """Turns that generate on one GPU."""
 
-    __slots__ = ("_armed_at_s", "_base_s", "_clock", "_ends", "_finished", "_per_turn_s", "_timeline", "_updated_at_s",
-                 "batch_max", "number")  # fmt: skip
+    __slots__ = ("_armed_at_s", "_base_s", "_clock", "_ends", "_finished", "_per_token_s", "_per_turn_s", "_step_s",
+                 "_timeline", "_updated_at_s", "batch_max", "number")  # fmt: skip
 
     def __init__(
         self,
@@ -28,6 +29,7 @@ class DecodeEngine:
         *,
         base_s: float,
         per_turn_s: float,
+        per_token_s: float,
     ) -> None:
         self.number = number
         self.batch_max = 0
@@ -35,6 +37,8 @@ class DecodeEngine:
         self._finished = finished
         self._base_s = base_s
         self._per_turn_s = per_turn_s
+        self._per_token_s = per_token_s
+        self._step_s = base_s  # TPOT as it is now
         self._clock = 0.0
         self._updated_at_s = 0.0
         self._ends: list[tuple[float, int, SimTurn]] = []
@@ -44,15 +48,15 @@ class DecodeEngine:
         """The first token came from the prefill; the others are generated here."""
         now = self._timeline.now_s
         ends = self._ends
-        batch = len(ends)
-        if batch:
-            self._clock += (now - self._updated_at_s) / (self._base_s + self._per_turn_s * batch)
+        if ends:
+            self._clock += (now - self._updated_at_s) / self._step_s
         self._updated_at_s = now
+        self._step_s += self._per_turn_s + self._per_token_s * turn.prompt_tokens
         heapq.heappush(ends, (self._clock + turn.max_new_tokens - 1, turn.arrival, turn))
-        if batch >= self.batch_max:
-            self.batch_max = batch + 1
+        if len(ends) > self.batch_max:
+            self.batch_max = len(ends)
         # a turn that starts later only delays the others, so an armed look can be early, never late
-        when = now + (ends[0][0] - self._clock) * (self._base_s + self._per_turn_s * (batch + 1))
+        when = now + (ends[0][0] - self._clock) * self._step_s
         if when < self._armed_at_s:
             self._armed_at_s = when
             self._timeline.at(when, self._look, when)
@@ -63,13 +67,16 @@ class DecodeEngine:
             return  # a nearer look was armed after this one, and has passed
         now = self._timeline.now_s
         ends = self._ends
-        step_s = self._base_s + self._per_turn_s * len(ends)
-        clock = self._clock = self._clock + (now - self._updated_at_s) / step_s
+        clock = self._clock = self._clock + (now - self._updated_at_s) / self._step_s
         self._updated_at_s = now
         self._armed_at_s = NEVER
         while ends and ends[0][0] <= clock + CLOCK_SLACK:
-            self._finished(heapq.heappop(ends)[2])
+            turn = heapq.heappop(ends)[2]
+            self._step_s -= self._per_turn_s + self._per_token_s * turn.prompt_tokens
+            self._finished(turn)
         if ends:
-            when = now + (ends[0][0] - clock) * (self._base_s + self._per_turn_s * len(ends))
+            when = now + (ends[0][0] - clock) * self._step_s
             self._armed_at_s = when
             self._timeline.at(when, self._look, when)
+        else:
+            self._step_s = self._base_s  # what rounding left over

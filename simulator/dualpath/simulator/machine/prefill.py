@@ -44,12 +44,14 @@ class PrefillEngine:
         self.attention_s = 0.0
 
 
-class PrefillGroup:
-    """`first` is the number of its first engine; `on_step` hears of each step's attention seconds per engine."""
+class PrefillUnit:
+    """Engines that step together: a whole group under expert parallelism, one engine without it.
+
+    `group` is the number of the group, `first` of the first engine; `on_step` hears of each step's attention seconds per engine."""
 
     def __init__(
         self,
-        number: int,
+        group: int,
         first: int,
         engines: int,
         timeline: Timeline,
@@ -60,7 +62,7 @@ class PrefillGroup:
         step_begins: Callable[[int], None],
         on_step: Callable[[float, list[float]], None] | None = None,
     ) -> None:
-        self.number = number
+        self.group = group
         self.first = first
         self.engines = [PrefillEngine() for _ in range(engines)]
         self.steps = 0
@@ -120,7 +122,7 @@ class PrefillGroup:
         self.steps += 1
         if self._on_step is not None:
             self._on_step(now, attention)
-        self._step_begins(self.number)
+        self._step_begins(self.group)
         self._timeline.at(now + max(attention) + ffn / len(self.engines) + cost.step_s, self._end, batch)
 
     def _pack(self, runnable: deque[SimTurn], now: float) -> list[tuple[SimTurn, int, float]]:
@@ -159,6 +161,6 @@ class PrefillGroup:
                 done.append(turn)
         if done:
             self._prefilled(done)
-        self._fetch(self.number)
+        self._fetch(self.group)
         # as an event of its own: what this fetch brings may be ready at once, and then belongs to the next step
         self._timeline.at(self._timeline.now_s, self._step)

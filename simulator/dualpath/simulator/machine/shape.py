@@ -25,6 +25,7 @@ class Costs:
 
     snic_tokens_per_s: float
     snic_latency_s: float
+    snic_read_s: float
     attention: AttentionCost
     ffn_turn_s: float
     ffn_token_s: float
@@ -32,11 +33,13 @@ class Costs:
     handover_s: float
     tpot_base_s: float
     tpot_turn_s: float
+    tpot_token_s: float
     hbm_tokens: int
     buffer_tokens: int
     pe_hbm_tokens: int
     pe_hbm_hold_s: float
     quota_s: float = 0.3
+    lockstep: bool = True
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,15 +7,18 @@ class StorageNic:
     """Reads are served one after the other in the order in which they were asked for.
 
     tokens_per_s   goodput in KV tokens of the model
+    read_s         service time of a read beyond its tokens
     latency_s      from the end of service to the data being there
     window_tokens  tokens read in each window of `window_s`, for the balance over nodes
     """
 
-    __slots__ = ("_free_at_s", "_outstanding", "busy_s", "latency_s", "queue_tokens", "read_tokens", "tokens_per_s",
+    __slots__ = ("_free_at_s", "_outstanding", "busy_s", "latency_s", "queue_tokens", "read_s", "read_tokens",
+                 "tokens_per_s",
                  "window_s", "window_tokens")  # fmt: skip
 
-    def __init__(self, tokens_per_s: float, latency_s: float, *, window_s: float) -> None:
+    def __init__(self, tokens_per_s: float, read_s: float, latency_s: float, *, window_s: float) -> None:
         self.tokens_per_s = tokens_per_s
+        self.read_s = read_s
         self.latency_s = latency_s
         self.window_s = window_s
         self.window_tokens: list[int] = []
@@ -28,7 +31,7 @@ class StorageNic:
     def read(self, now_s: float, tokens: int) -> float:
         """Queue a read; returns when its data will be there."""
         start = self._free_at_s if self._free_at_s > now_s else now_s
-        served = tokens / self.tokens_per_s
+        served = self.read_s + tokens / self.tokens_per_s
         end = self._free_at_s = start + served
         self.busy_s += served
         self.read_tokens += tokens

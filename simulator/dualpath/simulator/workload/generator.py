@@ -7,18 +7,21 @@ population is drawn without a limit and then cut at MaxLen, as the paper does. T
 those numbers and nothing else.
 """
 
+import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 
 from dualpath.simulator.workload.sessions import Session, cut_at
 
 PAPER_SESSIONS = 500
-PAPER_SEED = 0
+PAPER_SEED = 1470
 TURNS_MAX = 2000
 FIRST_PROMPT_MAX = 28_000
+TAIL = 0.03  # ranks beyond are drawn in: no session is an outlier of its kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,28 +36,36 @@ class AgentMix:
     *_age       exponent of (1 + turn / age_turns) by which appends and generations change over a session
     """
 
-    first_log: float = 8.7466
-    first_spread: float = 0.7476
-    append_log: float = 5.6875
-    append_spread: float = 0.3153
-    append_scatter: float = 1.1895
-    append_age: float = -0.3861
-    gen_log: float = 4.7105
-    gen_spread: float = 0.8784
-    gen_scatter: float = 1.7226
-    gen_age: float = 0.2071
-    gen_follows: float = 0.5366
-    short_share: float = 0.1571
-    short_log: float = 8.3316
-    short_spread: float = 0.6351
-    long_tokens: float = 896_034.0
-    age_turns: float = 34.6373
+    first_log: float = 8.7661
+    first_spread: float = 0.7242
+    append_log: float = 5.7283
+    append_spread: float = 0.3731
+    append_scatter: float = 0.975
+    append_age: float = -0.4138
+    gen_log: float = 4.7404
+    gen_spread: float = 0.8709
+    gen_scatter: float = 1.9073
+    gen_age: float = 0.0782
+    gen_follows: float = 1.2011
+    short_share: float = 0.1864
+    short_log: float = 8.869
+    short_spread: float = 0.6721
+    long_tokens: float = 788_561.0
+    age_turns: float = 57.2634
 
 
 def population(count: int, seed: int, mix: AgentMix | None = None) -> tuple[Session, ...]:
-    """`count` sessions without a length limit (but at most TURNS_MAX turns); session i depends on (seed, i) alone."""
+    """`count` sessions without a length limit (but at most TURNS_MAX turns).
+
+    What a session is like is drawn by Latin hypercube: 500 sessions then have the population's means for any seed.
+    """
     mix = mix or AgentMix()
-    return tuple(_session(np.random.default_rng((seed, number)), mix) for number in range(count))
+    chance = np.random.default_rng((seed, count))
+    columns = [(chance.permutation(count) + chance.random(count)) / count for _ in range(5)]
+    return tuple(
+        _session(np.random.default_rng((seed, number)), mix, [float(column[number]) for column in columns])
+        for number in range(count)
+    )
 
 
 def paper_sessions(
@@ -86,13 +97,17 @@ def paper_sessions(
     return (*cut, *extra)
 
 
-def _session(chance: np.random.Generator, mix: AgentMix) -> Session:
-    first = min(FIRST_PROMPT_MAX, np.exp(chance.normal(mix.first_log, mix.first_spread)))
-    append_tilt = chance.normal(0.0, mix.append_spread)
-    append = np.exp(mix.append_log + append_tilt)
-    gen = np.exp(mix.gen_log + chance.normal(0.0, mix.gen_spread) + mix.gen_follows * append_tilt)
-    is_short = chance.random() < mix.short_share
-    later = np.exp(chance.normal(mix.short_log, mix.short_spread)) if is_short else chance.exponential(mix.long_tokens)
+def _session(chance: np.random.Generator, mix: AgentMix, ranks: list[float]) -> Session:
+    """`ranks`: where the session stands in the population, from 0 to 1, in five respects."""
+    first_rank, append_rank, gen_rank, kind_rank, end_rank = ranks
+    first = min(FIRST_PROMPT_MAX, math.exp(_normal(first_rank, mix.first_log, mix.first_spread)))
+    append_tilt = _normal(append_rank, 0.0, mix.append_spread)
+    append = math.exp(mix.append_log + append_tilt)
+    gen = math.exp(_normal(gen_rank, mix.gen_log, mix.gen_spread) + mix.gen_follows * append_tilt)
+    if kind_rank < mix.short_share:
+        later = math.exp(_normal(end_rank, mix.short_log, mix.short_spread))
+    else:
+        later = -mix.long_tokens * math.log1p(-end_rank)
     age = 1.0 + np.arange(TURNS_MAX) / mix.age_turns
     appends = _turns(chance, append, mix.append_scatter) * age**mix.append_age
     gens = _turns(chance, gen, mix.gen_scatter) * age**mix.gen_age
@@ -101,6 +116,10 @@ def _session(chance: np.random.Generator, mix: AgentMix) -> Session:
     gens = np.maximum(1, np.floor(gens)).astype(np.int64)
     count = max(1, int(np.searchsorted(np.cumsum(appends + gens), first + later, side="right")))
     return Session(array("l", appends[:count].tolist()), array("l", gens[:count].tolist()))
+
+
+def _normal(rank: float, mean: float, spread: float) -> float:
+    return NormalDist(mean, spread).inv_cdf(min(max(rank, TAIL), 1 - TAIL))
 
 
 def _turns(chance: np.random.Generator, mean: float, scatter: float) -> "np.ndarray[tuple[int], np.dtype[np.float64]]":

@@ -1,0 +1,1 @@
+"""What the cluster does with a turn: storage NICs, buffers, prefill and decode engines, in virtual time."""

@@ -1,0 +1,1 @@
+"""Sessions to serve: the paper's fitted generator, real traces, arrival processes."""
