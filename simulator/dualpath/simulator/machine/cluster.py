@@ -10,7 +10,7 @@ from dualpath.model.turn import ReadSide
 from dualpath.simulator.machine.decode import DecodeEngine
 from dualpath.simulator.machine.gate import Gate
 from dualpath.simulator.machine.prefill import PrefillCost, PrefillUnit
-from dualpath.simulator.machine.shape import Costs, Modes, Shape
+from dualpath.simulator.machine.shape import NO_STRAGGLERS, Costs, Modes, Shape, Stragglers
 from dualpath.simulator.machine.storage_nic import StorageNic
 from dualpath.simulator.machine.timeline import Timeline
 from dualpath.simulator.machine.turns import SimTurn
@@ -31,7 +31,9 @@ class ControlPlane(Protocol):
 
 
 class Machine:
-    def __init__(self, shape: Shape, costs: Costs, modes: Modes, timeline: Timeline) -> None:
+    def __init__(
+        self, shape: Shape, costs: Costs, modes: Modes, timeline: Timeline, stragglers: Stragglers = NO_STRAGGLERS
+    ) -> None:
         self.shape, self.costs, self.modes = shape, costs, modes
         self.timeline = timeline
         self.control: ControlPlane
@@ -40,8 +42,13 @@ class Machine:
         per_group = per_node * shape.nodes_per_group
         nodes = shape.prefill_nodes + shape.decode_nodes
         self.nics = [
-            StorageNic(costs.snic_tokens_per_s, costs.snic_read_s, costs.snic_latency_s, window_s=modes.balance_window_s)
-            for _ in range(nodes)
+            StorageNic(
+                costs.snic_tokens_per_s / stragglers.nics.get(node, 1.0),
+                costs.snic_read_s * stragglers.nics.get(node, 1.0),
+                costs.snic_latency_s,
+                window_s=modes.balance_window_s,
+            )
+            for node in range(nodes)
         ]
         self.prefill_engines = shape.prefill_nodes * per_node
         self.engines = nodes * per_node
@@ -49,14 +56,16 @@ class Machine:
         self.group_of = [engine // per_group for engine in range(self.engines)]
         self.prefill_groups = shape.prefill_nodes // shape.nodes_per_group
         self.groups = nodes // shape.nodes_per_group
-        cost = PrefillCost(costs.attention, costs.ffn_turn_s, costs.ffn_token_s, costs.step_s, costs.quota_s)
-        self.attention_steps: list[tuple[float, list[float]]] = []
+        slowness = [stragglers.gpus.get(node, 1.0) for node in self.node_of]
+        cost = PrefillCost(
+            costs.attention, costs.ffn_turn_s, costs.ffn_token_s, costs.step_s, costs.quota_s, costs.cnic_tokens_per_s
+        )
         unit = self._unit = per_group if costs.lockstep else 1
         self.prefill = [
             PrefillUnit(
                 self.group_of[first],
                 first,
-                unit,
+                slowness[first : first + unit],
                 timeline,
                 cost,
                 prefilled=self._prefilled,
@@ -67,7 +76,12 @@ class Machine:
         ]
         self.decode = [
             DecodeEngine(
-                number, timeline, self._finished, base_s=costs.tpot_base_s, per_turn_s=costs.tpot_turn_s, per_token_s=costs.tpot_token_s
+                number,
+                timeline,
+                self._finished,
+                base_s=costs.tpot_base_s * slowness[number],
+                per_turn_s=costs.tpot_turn_s * slowness[number],
+                per_token_s=costs.tpot_token_s * slowness[number],
             )
             for number in range(self.prefill_engines, self.engines)
         ]

@@ -4,8 +4,9 @@ step = max over engines of (attention, KV through the compute NIC) + mean over e
 """
 
 import heapq
+from array import array
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from dualpath.engine_agent.batch.quota import GRANULARITY_TOKENS, AttentionCost, PrefillItem, cut_to_fit
@@ -24,6 +25,7 @@ class PrefillCost:
     ffn_token_s      per token computed
     step_s           per step whatever is in it
     quota_s          compute quota (paper §6.2)
+    cnic_tokens_per_s  KV that the engine's compute NIC moves while the layers run; the slower of both counts
     """
 
     attention: AttentionCost
@@ -31,47 +33,48 @@ class PrefillCost:
     ffn_token_s: float
     step_s: float
     quota_s: float
+    cnic_tokens_per_s: float = float("inf")
 
 
 class PrefillEngine:
     """Turns whose hit KV has come (`runnable`, first in first out) and turns for which it is on its way."""
 
-    __slots__ = ("arriving", "attention_s", "runnable")
+    __slots__ = ("arriving", "runnable", "slowness")
 
-    def __init__(self) -> None:
+    def __init__(self, slowness: float) -> None:
         self.runnable: deque[SimTurn] = deque()
         self.arriving: list[tuple[float, int, SimTurn]] = []
-        self.attention_s = 0.0
+        self.slowness = slowness  # 1.0: as the cost model says; 2.0: a straggler that takes twice as long
 
 
 class PrefillUnit:
     """Engines that step together: a whole group under expert parallelism, one engine without it.
 
-    `group` is the number of the group, `first` of the first engine; `on_step` hears of each step's attention seconds per engine."""
+    group, first       number of the group and of the first engine
+    step_*             of each step: when it began, its longest and its mean attention time over the engines
+    """
 
     def __init__(
         self,
         group: int,
         first: int,
-        engines: int,
+        slowness: Sequence[float],
         timeline: Timeline,
         cost: PrefillCost,
         *,
         prefilled: Callable[[list[SimTurn]], None],
         fetch: Callable[[int], None],
         step_begins: Callable[[int], None],
-        on_step: Callable[[float, list[float]], None] | None = None,
     ) -> None:
         self.group = group
         self.first = first
-        self.engines = [PrefillEngine() for _ in range(engines)]
-        self.steps = 0
+        self.engines = [PrefillEngine(factor) for factor in slowness]
+        self.step_at_s, self.step_max_s, self.step_mean_s = array("d"), array("f"), array("f")
         self._timeline = timeline
         self._cost = cost
         self._prefilled = prefilled
         self._fetch = fetch
         self._step_begins = step_begins
-        self._on_step = on_step
         self._stepping = False
         self._wake_at_s = NEVER
 
@@ -105,11 +108,13 @@ class PrefillUnit:
                 runnable.append(heapq.heappop(arriving)[2])
             spent = 0.0
             if runnable:
+                moved = 0
                 for turn, bsz, seconds in self._pack(runnable, now):
                     batch.append((engine, turn, bsz))
                     spent += seconds
-                    ffn += cost.ffn_turn_s * (bsz / turn.miss_tokens) + cost.ffn_token_s * bsz
-                engine.attention_s += spent
+                    moved += turn.prompt_tokens - turn.remaining_tokens + bsz
+                    ffn += engine.slowness * (cost.ffn_turn_s * (bsz / turn.miss_tokens) + cost.ffn_token_s * bsz)
+                spent = engine.slowness * max(spent, moved / cost.cnic_tokens_per_s)
             attention.append(spent)
         if not batch:
             self._stepping = False
@@ -119,11 +124,12 @@ class PrefillUnit:
                 self._timeline.at(next_at, self._wake, next_at)
             return
         self._stepping = True
-        self.steps += 1
-        if self._on_step is not None:
-            self._on_step(now, attention)
+        longest = max(attention)
+        self.step_at_s.append(now)
+        self.step_max_s.append(longest)
+        self.step_mean_s.append(sum(attention) / len(attention))
         self._step_begins(self.group)
-        self._timeline.at(now + max(attention) + ffn / len(self.engines) + cost.step_s, self._end, batch)
+        self._timeline.at(now + longest + ffn / len(self.engines) + cost.step_s, self._end, batch)
 
     def _pack(self, runnable: deque[SimTurn], now: float) -> list[tuple[SimTurn, int, float]]:
         """The engine's share of the next forward: whole turns while they fit, then the agent's own rule for the cut."""

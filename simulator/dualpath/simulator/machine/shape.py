@@ -1,5 +1,6 @@
 """What a simulated cluster is made of: counts, rates and capacities, all in tokens of one model's KV."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from dualpath.engine_agent.batch.quota import AttentionCost
@@ -21,7 +22,17 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Seconds and capacities of one model on one kind of hardware (paper §8); see profiles/ for the values."""
+    """Seconds and capacities of one model on one kind of hardware (paper §8); see profiles/ for the values.
+
+    snic_*            a node's storage NIC: goodput, service time per read, latency that overlaps with other reads
+    attention         of a forward on one GPU; ffn_* and step_s: the rest of the forward
+    cnic_tokens_per_s KV that a GPU's compute NIC moves per second in its own traffic class
+    handover_s        from the end of a prefill to the first decode step: copy to HBM
+    tpot_*            a decode step: base, per turn of the batch, per token of their contexts
+    hbm_tokens        KV that fits a decode engine's HBM; buffer_tokens: a node's DE buffer
+    pe_hbm_*          without layerwise prefill: KV that fits a PE's HBM, and how long it stays after the prefill
+    lockstep          expert parallelism: all engines of a PE group step together
+    """
 
     snic_tokens_per_s: float
     snic_latency_s: float
@@ -39,6 +50,7 @@ class Costs:
     pe_hbm_tokens: int
     pe_hbm_hold_s: float
     quota_s: float = 0.3
+    cnic_tokens_per_s: float = float("inf")
     lockstep: bool = True
 
 
@@ -58,8 +70,15 @@ class Modes:
     balance_window_s: float = 1.0
 
 
-@dataclass(slots=True)
-class Seen:
-    """What a run observed, filled while it goes."""
+@dataclass(frozen=True, slots=True)
+class Stragglers:
+    """Nodes that are slower than the others, by number (prefill nodes first): 2.0 takes twice as long.
 
-    ttft_s: list[float] = field(default_factory=list)
+    nics  storage NICs; gpus: all engines of the node
+    """
+
+    nics: Mapping[int, float] = field(default_factory=dict)
+    gpus: Mapping[int, float] = field(default_factory=dict)
+
+
+NO_STRAGGLERS = Stragglers()

@@ -1,0 +1,157 @@
+"""What a run observed: times of every turn, work of every NIC and engine, as one summary with units in its names."""
+
+from array import array
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+
+from dualpath.simulator.machine.cluster import Machine
+from dualpath.simulator.machine.prefill import PrefillUnit
+from dualpath.simulator.machine.turns import SimTurn
+
+PERCENTILES = (50, 90, 99)
+FIRST_PART = 0.05  # of a run: where attention is compared over engines (paper Fig. 15)
+NIC_WINDOW_MIN_SHARE = 0.05  # windows in which the NICs read less than this share of their best are left out
+
+PARTS = ("scheduling", "buffer", "read", "prefill")
+
+
+class Recorder:
+    """Keeps what the summary needs of each turn, 4 bytes a value.
+
+    warm_up_s  turns submitted before are not counted
+    """
+
+    __slots__ = ("_machine", "_tpot_s", "_ttft_s", "_ttst_s", "_warm_up_s", "gen_tokens", "hit_tokens", "parts",
+                 "prompt_tokens", "submitted_at_s", "turns")  # fmt: skip
+
+    def __init__(self, machine: Machine, *, warm_up_s: float = 0.0) -> None:
+        self._machine = machine
+        self._warm_up_s = warm_up_s
+        self.turns = self.hit_tokens = self.prompt_tokens = self.gen_tokens = 0
+        self.submitted_at_s = array("f")
+        self._ttft_s, self._ttst_s, self._tpot_s = array("f"), array("f"), array("f")
+        self.parts = {part: array("f") for part in PARTS}
+
+    def seen(self, turn: SimTurn) -> None:
+        """A turn has ended now."""
+        self.turns += 1
+        self.hit_tokens += turn.hit_tokens
+        self.prompt_tokens += turn.prompt_tokens
+        self.gen_tokens += turn.max_new_tokens
+        submitted = turn.submitted_at_s
+        if submitted < self._warm_up_s:
+            return
+        self.submitted_at_s.append(submitted)
+        self._ttft_s.append(turn.prefilled_at_s - submitted)
+        if turn.max_new_tokens > 1:
+            tpot = (self._machine.timeline.now_s - turn.decoding_at_s) / (turn.max_new_tokens - 1)
+            self._tpot_s.append(tpot)
+            self._ttst_s.append(turn.decoding_at_s - turn.prefilled_at_s + tpot)
+        scheduling, buffer, read, prefill = self.parts.values()
+        scheduling.append(turn.planned_at_s - submitted)
+        buffer.append(turn.granted_at_s - turn.planned_at_s)
+        read.append(turn.ready_at_s - turn.granted_at_s)
+        prefill.append(turn.prefilled_at_s - turn.ready_at_s)
+
+    def summary(self, *, ended_sessions: int) -> "Summary":
+        """Everything so far; `jct_s` is the time by now."""
+        machine = self._machine
+        now = machine.timeline.now_s
+        return Summary(
+            jct_s=now,
+            sessions=ended_sessions,
+            turns=self.turns,
+            prompt_tokens=self.prompt_tokens,
+            hit_tokens=self.hit_tokens,
+            gen_tokens=self.gen_tokens,
+            ttft_s=Spread.of(self._ttft_s),
+            ttst_s=Spread.of(self._ttst_s),
+            tpot_s=Spread.of(self._tpot_s),
+            parts_s={part: Spread.of(values) for part, values in self.parts.items()},
+            nic_busy=tuple(nic.busy_s / now if now else 0.0 for nic in machine.nics),
+            nic_read_tokens=tuple(nic.read_tokens for nic in machine.nics),
+            nic_max_over_avg=max_over_avg([nic.window_tokens for nic in machine.nics]),
+            attention_max_over_avg=attention_balance(machine.prefill, FIRST_PART * now),
+            decode_batch_max=max((engine.batch_max for engine in machine.decode), default=0),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Spread:
+    """Mean and percentiles of one kind of time, in seconds; zeros when nothing was seen."""
+
+    mean: float = 0.0
+    p50: float = 0.0
+    p90: float = 0.0
+    p99: float = 0.0
+
+    @classmethod
+    def of(cls, values: "array[float]") -> "Spread":
+        if not values:
+            return cls()
+        seen = np.frombuffer(values, dtype=np.float32)
+        return cls(float(seen.mean(dtype=np.float64)), *(float(p) for p in np.percentile(seen, PERCENTILES)))
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A run in numbers; instants and spans in seconds, amounts in tokens.
+
+    jct_s             time until all sessions had ended (or until the run was stopped)
+    parts_s           TTFT cut at plan, buffer grant and arrival of the hit KV (paper Fig. 11)
+    nic_busy          share of the run that each node's storage NIC was reading
+    nic_max_over_avg  busiest storage NIC over their mean, mean over time windows (paper Fig. 14)
+    attention_max_over_avg  the same for attention seconds of a PE group's step, early in the run (paper Fig. 15)
+    """
+
+    jct_s: float
+    sessions: int
+    turns: int
+    prompt_tokens: int
+    hit_tokens: int
+    gen_tokens: int
+    ttft_s: Spread
+    ttst_s: Spread
+    tpot_s: Spread
+    parts_s: dict[str, Spread]
+    nic_busy: tuple[float, ...]
+    nic_read_tokens: tuple[int, ...]
+    nic_max_over_avg: float
+    attention_max_over_avg: float
+    decode_batch_max: int = 0
+    notes: tuple[str, ...] = field(default=())
+
+    @property
+    def hit_rate(self) -> float:
+        return self.hit_tokens / self.prompt_tokens if self.prompt_tokens else 0.0
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "hit_rate": self.hit_rate}
+
+
+def max_over_avg(windows: Sequence[Sequence[int]]) -> float:
+    """Busiest over mean, averaged over the windows with real work; 1 for none. windows[n][w]: tokens of NIC n."""
+    length = max((len(of_nic) for of_nic in windows), default=0)
+    if length == 0:
+        return 1.0
+    table = np.zeros((len(windows), length))
+    for row, of_nic in zip(table, windows, strict=True):
+        row[: len(of_nic)] = of_nic
+    mean = table.mean(axis=0)
+    busy = mean > NIC_WINDOW_MIN_SHARE * mean.max()
+    return float((table.max(axis=0)[busy] / mean[busy]).mean()) if busy.any() else 1.0
+
+
+def attention_balance(units: Sequence[PrefillUnit], until_s: float) -> float:
+    """Longest over mean attention time of the engines of a PE group, over the steps before `until_s`; 1 for none."""
+    longest = mean = 0.0
+    for unit in units:
+        steps = bisect_left(unit.step_at_s, until_s)
+        longest += sum(unit.step_max_s[:steps])
+        mean += sum(unit.step_mean_s[:steps])
+    return longest / mean if mean else 1.0

@@ -1,0 +1,146 @@
+"""One simulated run: a machine, a way to schedule, sessions and when they come; `simulate` gives what was observed."""
+
+import gc
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+from dualpath.model.errors import Rejected
+from dualpath.scheduler.policy.registry import BASIC, DUALPATH, ROUNDROBIN, Policy
+from dualpath.scheduler.policy.snapshot import PolicyLimits
+from dualpath.simulator.control.direct import DirectControl
+from dualpath.simulator.control.service import ServiceControl, run_service
+from dualpath.simulator.driver import Driver
+from dualpath.simulator.machine.cluster import Machine
+from dualpath.simulator.machine.shape import NO_STRAGGLERS, Costs, Modes, Shape, Stragglers
+from dualpath.simulator.machine.timeline import Timeline
+from dualpath.simulator.observe import Recorder, Summary
+from dualpath.simulator.workload.sessions import Session
+
+
+@dataclass(frozen=True, slots=True)
+class System:
+    """What a run is called: the policy, and how the machine works under it."""
+
+    name: str
+    policy: Policy
+    modes: Modes = field(default_factory=Modes)
+
+
+# The paper's systems (§8). "layerwise" and "alternating" are the steps of its ablation between Basic and DualPath.
+SYSTEMS: Mapping[str, System] = {
+    system.name: system
+    for system in (
+        System("dualpath", DUALPATH),
+        System("basic", BASIC, Modes(layerwise=False)),
+        System("oracle", DUALPATH, Modes(reads=False)),
+        System("layerwise", BASIC),
+        System("alternating", ROUNDROBIN),
+    )
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """Everything that decides a run.
+
+    starts_s   when each session comes; as many as sessions
+    until_s    stop then, finished or not
+    warm_up_s  turns submitted before do not count for latencies
+    """
+
+    system: System
+    shape: Shape
+    costs: Costs
+    limits: PolicyLimits
+    sessions: Sequence[Session]
+    starts_s: Sequence[float]
+    until_s: float | None = None
+    warm_up_s: float = 0.0
+    stragglers: Stragglers = NO_STRAGGLERS
+
+
+def simulate(
+    scenario: Scenario, *, progress: Callable[[int, int], None] | None = None, with_service: bool = False
+) -> Summary:
+    """Run to the end of all sessions, or to `until_s`.
+
+    progress      called now and then with (turns ended, sessions ended)
+    with_service  True: the real scheduler in virtual time; False: its policy functions called directly, 50x faster
+
+    raises  Rejected for a machine on which a turn can never run, Broken(DEADLOCK) where all work stops
+    """
+    check_feasible(scenario)
+    timeline = Timeline()
+    machine = Machine(scenario.shape, scenario.costs, scenario.system.modes, timeline, scenario.stragglers)
+    recorder = Recorder(machine, warm_up_s=scenario.warm_up_s)
+    driver = Driver(machine, scenario.sessions, scenario.starts_s, seen=recorder.seen, progress=progress)
+    if scenario.until_s is not None:
+        timeline.at(scenario.until_s, lambda _: timeline.stop())
+    collecting = gc.isenabled()
+    gc.disable()  # a run makes no cycles, and millions of objects would be looked at again and again
+    try:
+        policy, limits = scenario.system.policy, scenario.limits
+        if with_service:
+            service = ServiceControl(machine, policy, limits, committed=driver.committed)
+            driver.start(service)
+            run_service(machine, service, state=driver.state)
+        else:
+            direct = DirectControl(machine, policy, limits, committed=driver.committed)
+            driver.start(direct)
+            machine.start()
+            timeline.run(direct.pump)
+        driver.check_ended()
+    finally:
+        if collecting:
+            gc.enable()
+    return recorder.summary(ended_sessions=driver.ended_sessions)
+
+
+def check_feasible(scenario: Scenario) -> None:
+    """raises Rejected naming the capacity that the largest turn needs more of than there is"""
+    shape, costs = scenario.shape, scenario.costs
+    for field_name, nodes in (("prefill_nodes", shape.prefill_nodes), ("decode_nodes", shape.decode_nodes)):
+        if nodes < 1:
+            raise Rejected(f"{field_name} is {nodes}, wanted at least 1", field=field_name)
+        if nodes % shape.nodes_per_group:
+            raise Rejected(
+                f"{field_name} is {nodes}, wanted a multiple of nodes_per_group {shape.nodes_per_group}",
+                field=field_name,
+            )
+    if not scenario.sessions:
+        raise Rejected("there are no sessions, wanted at least one", field="sessions")
+    if len(scenario.starts_s) != len(scenario.sessions):
+        raise Rejected(
+            f"{len(scenario.starts_s)} starts for {len(scenario.sessions)} sessions, wanted one each", field="starts_s"
+        )
+    prompt, total = _largest(scenario.sessions)
+    wants = [("hbm_tokens", costs.hbm_tokens, total, "with its generation, the HBM of a decode engine")]
+    if scenario.system.modes.layerwise:
+        wants.append(("buffer_tokens", costs.buffer_tokens, prompt, "the DE buffer of a node"))
+    else:
+        wants.append(("pe_hbm_tokens", costs.pe_hbm_tokens, prompt, "the HBM of a prefill engine without layerwise"))
+    for field_name, capacity, needed, what in wants:
+        if needed > capacity:
+            raise Rejected(
+                f"the largest turn has {needed} tokens, {field_name} ({what}) holds {capacity}", field=field_name
+            )
+
+
+def _largest(sessions: Sequence[Session]) -> tuple[int, int]:
+    """The longest prompt, and the longest prompt with its generation."""
+    prompt_max = total_max = 0
+    for session in sessions:
+        context = 0
+        for at, (append, gen) in enumerate(zip(session.appends, session.gens, strict=True)):
+            if session.keeps and 0 <= session.keeps[at] < context:
+                context = session.keeps[at]
+            context += append
+            prompt_max = max(prompt_max, context)
+            context += gen
+            total_max = max(total_max, context)
+    return prompt_max, total_max
+
+
+def with_modes(system: System, name: str, **changes: object) -> System:
+    """The system under another name with some modes changed."""
+    return replace(system, name=name, modes=replace(system.modes, **changes))  # type: ignore[arg-type]
