@@ -32,7 +32,7 @@ SYSTEMS: Mapping[str, System] = {
     for system in (
         System("dualpath", DUALPATH),
         System("basic", BASIC, Modes(layerwise=False)),
-        System("oracle", DUALPATH, Modes(reads=False)),
+        System("oracle", DUALPATH, Modes(transfers=False)),
         System("layerwise", BASIC),
         System("alternating", ROUNDROBIN),
     )

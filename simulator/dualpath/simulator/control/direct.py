@@ -260,7 +260,7 @@ class DirectControl:
             hit_tokens=turn.hit_tokens,
             rotation=self._assignment,
         ).side
-        if machine.modes.reads:
+        if machine.modes.transfers:
             (pe_nic if turn.side is ReadSide.PE else de_nic).queue_tokens += turn.hit_tokens
 
     def _served(self, group: _Group, placed: int) -> None:

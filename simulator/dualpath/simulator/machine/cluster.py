@@ -43,9 +43,11 @@ class Machine:
         nodes = shape.prefill_nodes + shape.decode_nodes
         self.nics = [
             StorageNic(
-                costs.snic_tokens_per_s / stragglers.nics.get(node, 1.0),
-                costs.snic_read_s * stragglers.nics.get(node, 1.0),
+                costs.snic_tokens_per_s
+                * (1.0 if node < shape.prefill_nodes else costs.snic_decode_share)
+                / stragglers.nics.get(node, 1.0),
                 costs.snic_latency_s,
+                costs.snic_latency_token_s,
                 window_s=modes.balance_window_s,
             )
             for node in range(nodes)
@@ -58,8 +60,15 @@ class Machine:
         self.groups = nodes // shape.nodes_per_group
         slowness = [stragglers.gpus.get(node, 1.0) for node in self.node_of]
         cost = PrefillCost(
-            costs.attention, costs.ffn_turn_s, costs.ffn_token_s, costs.step_s, costs.quota_s, costs.cnic_tokens_per_s
+            costs.attention,
+            costs.ffn_turn_s,
+            costs.ffn_token_s,
+            costs.step_s,
+            costs.quota_s,
+            costs.cnic_tokens_per_s if modes.transfers else float("inf"),
         )
+        self._handover_s = costs.handover_s if modes.transfers else 0.0
+        self._handover_token_s = 1.0 / costs.cnic_tokens_per_s if modes.transfers else 0.0
         unit = self._unit = per_group if costs.lockstep else 1
         self.prefill = [
             PrefillUnit(
@@ -123,7 +132,7 @@ class Machine:
     def _granted(self, turn: SimTurn) -> None:
         now = turn.granted_at_s = self.timeline.now_s
         ready = now
-        if turn.hit_tokens and self.modes.reads:
+        if turn.hit_tokens and self.modes.transfers:
             node = self.node_of[turn.pe if turn.side is ReadSide.PE else turn.de]
             ready = self.nics[node].read(now, turn.hit_tokens)
             if self.notify_reads:
@@ -134,25 +143,25 @@ class Machine:
     def _prefilled(self, turns: list[SimTurn]) -> None:
         """A step of a PE group has ended these prefills."""
         now = self.timeline.now_s
+        at, handed_over = self.timeline.at, self._handed_over
         for turn in turns:
             turn.prefilled_at_s = now
             self.control.prefill_done(turn)
+            at(now + self._handover_s + turn.prompt_tokens * self._handover_token_s, handed_over, turn)
         if not self.modes.layerwise:
-            self.timeline.at(now + self.costs.pe_hbm_hold_s, self._let_go, turns)
-        self.timeline.at(now + self.costs.handover_s, self._handed_over, turns)
+            at(now + self.costs.pe_hbm_hold_s, self._let_go, turns)
 
     def _let_go(self, turns: list[SimTurn]) -> None:
         """Without layerwise prefill a turn's KV stays in PE HBM until the DE has it."""
         for turn in turns:
             self.gates[turn.pe].leave(turn)
 
-    def _handed_over(self, turns: list[SimTurn]) -> None:
-        now = self.timeline.now_s
-        for turn in turns:
-            turn.decoding_at_s = now
-            if self.modes.layerwise:
-                self.gates[self.node_of[turn.de]].leave(turn)
-            self.decode[turn.de - self.prefill_engines].start(turn)
+    def _handed_over(self, turn: SimTurn) -> None:
+        """The prompt's KV is in the decode engine's HBM."""
+        turn.decoding_at_s = self.timeline.now_s
+        if self.modes.layerwise:
+            self.gates[self.node_of[turn.de]].leave(turn)
+        self.decode[turn.de - self.prefill_engines].start(turn)
 
     def _finished(self, turn: SimTurn) -> None:
         self.control.commit(turn)

@@ -24,10 +24,11 @@ class Shape:
 class Costs:
     """Seconds and capacities of one model on one kind of hardware (paper §8); see profiles/ for the values.
 
-    snic_*            a node's storage NIC: goodput, service time per read, latency that overlaps with other reads
+    snic_*            a node's storage NIC: goodput, latency of a read and per token of it, both overlapping with
+                      other reads; decode_share: goodput of a decode node's NIC, which also persists, over a prefill node's
     attention         of a forward on one GPU; ffn_* and step_s: the rest of the forward
     cnic_tokens_per_s KV that a GPU's compute NIC moves per second in its own traffic class
-    handover_s        from the end of a prefill to the first decode step: copy to HBM
+    handover_s        from the end of a prefill to the first decode step, besides the copy to HBM by the compute NIC
     tpot_*            a decode step: base, per turn of the batch, per token of their contexts
     hbm_tokens        KV that fits a decode engine's HBM; buffer_tokens: a node's DE buffer
     pe_hbm_*          without layerwise prefill: KV that fits a PE's HBM, and how long it stays after the prefill
@@ -36,7 +37,7 @@ class Costs:
 
     snic_tokens_per_s: float
     snic_latency_s: float
-    snic_read_s: float
+    snic_latency_token_s: float
     attention: AttentionCost
     ffn_turn_s: float
     ffn_token_s: float
@@ -51,6 +52,7 @@ class Costs:
     pe_hbm_hold_s: float
     quota_s: float = 0.3
     cnic_tokens_per_s: float = float("inf")
+    snic_decode_share: float = 1.0
     lockstep: bool = True
 
 
@@ -59,12 +61,12 @@ class Modes:
     """How the machine works: what the paper's variants switch.
 
     layerwise  one layer of the batch in PE HBM; without it a turn's whole prompt sits there (paper: Basic)
-    reads      False: hit KV costs nothing and takes no time (paper: Oracle)
+    transfers  False: reads and copies of KV cost nothing and take no time (paper: Oracle)
     fetch      polled: a PE group asks between steps, a DE group every `decode_fetch_s`; event: the ask stays open
     """
 
     layerwise: bool = True
-    reads: bool = True
+    transfers: bool = True
     event_driven: bool = False
     decode_fetch_s: float = 0.04
     balance_window_s: float = 1.0
