@@ -20,11 +20,13 @@ from dualpath.model.errors import Rejected
 from dualpath.scheduler.policy.snapshot import PolicyLimits
 from dualpath.simulator.machine.shape import Costs, Shape
 from dualpath.simulator.profiles.architecture import Architecture, load_architecture
+from dualpath.simulator.workload.sessions import BLOCK_TOKENS
 
 BUILT_IN = ("ds-660b", "ds-27b", "qwen-32b")
 WHOLE = ("hbm_tokens", "buffer_tokens", "pe_hbm_tokens")
 ABOVE_ZERO = ("snic_tokens_per_s", "quota_s", "cnic_tokens_per_s", "tpot_base_s", *WHOLE)
 IN_BYTES = {"buffer_bytes": "buffer_tokens", "cnic_bytes_per_s": "cnic_tokens_per_s"}
+SNIC_IN_BYTES = ("snic_bytes_per_s", "snic_block_s", "snic_stream_bytes_per_s")
 LIMITS = ("alpha_s", "beta_tokens", "high_mark_factor")
 
 
@@ -92,12 +94,22 @@ def _costs(where: str, table: Mapping[str, Any], architecture: Architecture) -> 
     given = dict(table)
     attention = given.pop("attention", {})
     lockstep = bool(given.pop("lockstep", True))
+    if "snic_bytes_per_s" in given:  # the NIC's own rate, and what each full block costs beyond its bytes
+        seconds = architecture.full_block_bytes(BLOCK_TOKENS) / _above_zero(where, given, "snic_bytes_per_s")
+        del given["snic_bytes_per_s"]
+        seconds += _number(where, {"snic_block_s": given.pop("snic_block_s", 0.0)}, "costs.snic_block_s")
+        given["snic_tokens_per_s"] = BLOCK_TOKENS / seconds
+    if "snic_stream_bytes_per_s" in given:
+        given["snic_latency_token_s"] = architecture.kv_bytes_per_token / _above_zero(
+            where, given, "snic_stream_bytes_per_s"
+        )
+        del given["snic_stream_bytes_per_s"]
     for in_bytes, in_tokens in IN_BYTES.items():
         if in_bytes in given:
             given[in_tokens] = _number(where, given, f"costs.{in_bytes}") / architecture.kv_bytes_per_token
             del given[in_bytes]
     names = tuple(field.name for field in fields(Costs) if field.name not in ("attention", "lockstep"))
-    _check_known(where, given, (*names, *IN_BYTES), "costs")
+    _check_known(where, given, (*names, *IN_BYTES, *SNIC_IN_BYTES), "costs")
     _check_known(where, attention, [field.name for field in fields(AttentionCost)], "costs.attention")
     values: dict[str, Any] = {name: _number(where, given, f"costs.{name}") for name in given}
     for name in ABOVE_ZERO:
@@ -113,6 +125,13 @@ def _costs(where: str, table: Mapping[str, Any], architecture: Architecture) -> 
         lockstep=lockstep,
         **{name: int(value) if name in WHOLE else value for name, value in values.items()},
     )
+
+
+def _above_zero(where: str, table: Mapping[str, Any], name: str) -> float:
+    found = _number(where, table, f"costs.{name}")
+    if not found > 0:
+        raise Rejected(f"{where}: costs.{name} is {found}, wanted more than 0", field=f"costs.{name}")
+    return found
 
 
 def _check_known(where: str, table: Mapping[str, Any], known: Iterable[str], prefix: str) -> None:
