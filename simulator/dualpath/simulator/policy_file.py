@@ -128,7 +128,9 @@ def _check_call(path: Path, name: str, function: object) -> None:
         try:
             signature.bind(*range(_POSITIONAL[name]), **dict.fromkeys(keywords, 0))
         except TypeError as error:
-            raise _rejected(f"{path}: {name}{_parameters(signature)} has wrong parameters, {error}; {wanted}") from error
+            raise _rejected(
+                f"{path}: {name}{_parameters(signature)} has wrong parameters, {error}; {wanted}"
+            ) from error
 
 
 def _parameters(signature: inspect.Signature) -> str:

@@ -87,7 +87,9 @@ class ServiceControl:
         self._groups = [GroupId(f"g{number}") for number in range(machine.groups)]
         self._nodes = [NodeId(f"n{node}") for node in range(len(machine.nics))]
         per_node = machine.shape.engines_per_node
-        self._engine_ids = [EngineId(f"n{engine // per_node}/g{engine % per_node}") for engine in range(machine.engines)]
+        self._engine_ids = [
+            EngineId(f"n{engine // per_node}/g{engine % per_node}") for engine in range(machine.engines)
+        ]
         self._number_of = {engine_id: number for number, engine_id in enumerate(self._engine_ids)}
         machine.control = self
         machine.notify_reads = True
@@ -253,9 +255,7 @@ def _block(session: int, at: int) -> BlockKey:
 
 def run_service(machine: Machine, control: ServiceControl, *, state: Callable[[], str]) -> None:
     """Run the machine under the real scheduler until the timeline is stopped; raises Broken(DEADLOCK) if it starves."""
-    loop = VirtualLoop(
-        machine.timeline, before_jump=control.settle_fetches, after_event=control.pump, state=state
-    )
+    loop = VirtualLoop(machine.timeline, before_jump=control.settle_fetches, after_event=control.pump, state=state)
     try:
         loop.run_until_complete(_run(machine, control, loop.stopped))
     finally:

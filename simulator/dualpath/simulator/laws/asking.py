@@ -30,7 +30,7 @@ Answer = PrefillDecision | DecodeDecision | Groups | ReadSideDecision
 REPR_MAX = 120
 
 
-class NoAnswer(Exception):  # noqa: N818 - it says that there is nothing to judge, not that something is wrong here
+class NoAnswer(Exception):
     """The policy raised, or answered with something that is no decision; the text says which."""
 
 

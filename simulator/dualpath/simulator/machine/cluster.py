@@ -1,7 +1,7 @@
 """The machine: what happens to a planned turn, from its place in the buffer to its last token (paper §2, §8).
 
-    plan -> gate (DE buffer, or PE HBM without layerwise prefill) -> storage read on the chosen node's NIC
-         -> prefill in the PE group's steps -> handover to the DE -> decode -> end
+plan -> gate (DE buffer, or PE HBM without layerwise prefill) -> storage read on the chosen node's NIC
+     -> prefill in the PE group's steps -> handover to the DE -> decode -> end
 """
 
 from typing import Protocol

@@ -8,8 +8,8 @@ so each turn costs one or two events however long it generates.
 import heapq
 from collections.abc import Callable
 
-from dualpath.simulator.machine.turns import SimTurn
 from dualpath.simulator.machine.timeline import Timeline
+from dualpath.simulator.machine.turns import SimTurn
 
 NEVER = float("inf")
 CLOCK_SLACK = 1e-6  # tokens; what rounding may leave of a turn

@@ -84,9 +84,7 @@ class PrefillUnit:
 
     def enqueue(self, turn: SimTurn, ready_at_s: float) -> None:
         """The turn's hit KV will be there at `ready_at_s`."""
-        heapq.heappush(
-            self.engines[turn.pe - self.first].arriving, (ready_at_s, turn.arrival, turn)
-        )
+        heapq.heappush(self.engines[turn.pe - self.first].arriving, (ready_at_s, turn.arrival, turn))
         if not self._stepping and ready_at_s < self._wake_at_s:
             self._wake_at_s = ready_at_s
             self._timeline.at(ready_at_s, self._wake, ready_at_s)

@@ -25,7 +25,7 @@ class Costs:
     """Seconds and capacities of one model on one kind of hardware (paper §8); see profiles/ for the values.
 
     snic_*            a node's storage NIC: goodput, latency of a read and per token of it, both overlapping with
-                      other reads; decode_share: goodput of a decode node's NIC, which also persists, over a prefill node's
+                      other reads; decode_share: goodput of a decode node's NIC over a prefill node's: it also persists
     attention         of a forward on one GPU; ffn_* and step_s: the rest of the forward
     cnic_tokens_per_s KV that a GPU's compute NIC moves per second in its own traffic class
     handover_s        from the end of a prefill to the first decode step, besides the copy to HBM by the compute NIC

@@ -10,7 +10,7 @@ Action = Callable[[Any], None]
 class Timeline:
     """`now_s` moves only in `advance`. One seed, one order: nothing here depends on a wall clock or on hashing."""
 
-    __slots__ = ("_heap", "_order", "is_stopped", "happened", "now_s")
+    __slots__ = ("_heap", "_order", "happened", "is_stopped", "now_s")
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Action, Any]] = []

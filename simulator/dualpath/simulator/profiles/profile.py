@@ -1,10 +1,10 @@
 """A profile: one model on one kind of hardware, as a data file (TOML) with its costs, limits and default shape.
 
-    name, shape
-    [costs]             fields of `Costs`; buffer_bytes and cnic_bytes_per_s may stand for the amounts in tokens
-    [costs.attention]   fields of `AttentionCost`
-    [limits]            alpha_s (seconds of reading), beta_tokens, high_mark_factor
-    [config]            the model's architecture, for bytes and FLOPs by formula
+name, shape
+[costs]             fields of `Costs`; buffer_bytes and cnic_bytes_per_s may stand for the amounts in tokens
+[costs.attention]   fields of `AttentionCost`
+[limits]            alpha_s (seconds of reading), beta_tokens, high_mark_factor
+[config]            the model's architecture, for bytes and FLOPs by formula
 """
 
 import re
@@ -119,9 +119,7 @@ def _costs(where: str, table: Mapping[str, Any], architecture: Architecture) -> 
         if field.default is MISSING and field.name != "attention" and field.name not in values:
             raise Rejected(f"{where}: costs.{field.name} is missing", field=f"costs.{field.name}")
     return Costs(
-        attention=AttentionCost(
-            **{name: _number(where, attention, f"costs.attention.{name}") for name in attention}
-        ),
+        attention=AttentionCost(**{name: _number(where, attention, f"costs.attention.{name}") for name in attention}),
         lockstep=lockstep,
         **{name: int(value) if name in WHOLE else value for name, value in values.items()},
     )

@@ -2,9 +2,9 @@
 
 A session has a first prompt, a rate of appended and one of generated tokens (log-normal over sessions), turns that
 scatter around both (log-normal), and a natural end; appends shrink and generations grow as the session goes on. One
-population is drawn without a limit and then cut at MaxLen, as the paper does. The fifteen numbers of the paper's table
-(five columns at three cuts) are all met within 5 %; a test checks it. The sixteen parameters were found by random search over
-those numbers and nothing else.
+population is drawn without a limit and then cut at MaxLen, as the paper does. The fifteen numbers of the paper's
+table (five columns at three cuts) are all met within 5 %; a test checks it. The sixteen parameters were found by
+random search over those numbers and nothing else.
 """
 
 import math

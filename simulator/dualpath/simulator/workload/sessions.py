@@ -73,6 +73,4 @@ def cut_at(session: Session, tokens_max: int) -> Session:
     if count == 0:
         gen = min(session.gens[0], max(1, tokens_max // 2))
         return Session(array("l", [max(1, tokens_max - gen)]), array("l", [gen]), session.pauses_s[:1])
-    return Session(
-        session.appends[:count], session.gens[:count], session.pauses_s[:count], session.keeps[:count]
-    )
+    return Session(session.appends[:count], session.gens[:count], session.pauses_s[:count], session.keeps[:count])
