@@ -1,7 +1,5 @@
 """A policy of one's own: prompts go where the least work waits, reads and prefill counted together.
 
-dualpath policy check examples/policies/least_loaded.py
-
 The paper sorts engines by their read queue first and by open tokens then, with a hard step at alpha. Here both are one
 sum, so an engine behind a long read queue still gets turns once the others are busy enough. What the file does not
 define is the paper's.

@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from dualpath.model.errors import Broken
+from dualpath.model.layout import BLOCK_TOKENS
 from dualpath.simulator.machine.cluster import Machine
 from dualpath.simulator.machine.turns import SimTurn
-from dualpath.simulator.workload.sessions import BLOCK_TOKENS, Session
+from dualpath.simulator.workload.sessions import Session
 
 LOOK_EVERY = 5_000  # turns between two looks at progress and interrupts
 

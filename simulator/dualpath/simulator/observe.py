@@ -3,7 +3,7 @@
 from array import array
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -26,13 +26,12 @@ class Recorder:
     """
 
     __slots__ = ("_machine", "_tpot_s", "_ttft_s", "_ttst_s", "_warm_up_s", "gen_tokens", "hit_tokens", "parts",
-                 "prompt_tokens", "submitted_at_s", "turns")  # fmt: skip
+                 "prompt_tokens", "turns")  # fmt: skip
 
     def __init__(self, machine: Machine, *, warm_up_s: float = 0.0) -> None:
         self._machine = machine
         self._warm_up_s = warm_up_s
         self.turns = self.hit_tokens = self.prompt_tokens = self.gen_tokens = 0
-        self.submitted_at_s = array("f")
         self._ttft_s, self._ttst_s, self._tpot_s = array("f"), array("f"), array("f")
         self.parts = {part: array("f") for part in PARTS}
 
@@ -45,7 +44,6 @@ class Recorder:
         submitted = turn.submitted_at_s
         if submitted < self._warm_up_s:
             return
-        self.submitted_at_s.append(submitted)
         self._ttft_s.append(turn.prefilled_at_s - submitted)
         if turn.max_new_tokens > 1:
             tpot = (self._machine.timeline.now_s - turn.decoding_at_s) / (turn.max_new_tokens - 1)
@@ -123,7 +121,6 @@ class Summary:
     nic_max_over_avg: float
     attention_max_over_avg: float
     decode_batch_max: int = 0
-    notes: tuple[str, ...] = field(default=())
 
     @property
     def hit_rate(self) -> float:

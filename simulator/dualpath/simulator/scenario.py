@@ -130,14 +130,9 @@ def _largest(sessions: Sequence[Session]) -> tuple[int, int]:
     """The longest prompt, and the longest prompt with its generation."""
     prompt_max = total_max = 0
     for session in sessions:
-        context = 0
-        for at, (append, gen) in enumerate(zip(session.appends, session.gens, strict=True)):
-            if session.keeps and 0 <= session.keeps[at] < context:
-                context = session.keeps[at]
-            context += append
-            prompt_max = max(prompt_max, context)
-            context += gen
-            total_max = max(total_max, context)
+        for (_, prompt), gen in zip(session.prompts(), session.gens, strict=True):
+            prompt_max = max(prompt_max, prompt)
+            total_max = max(total_max, prompt + gen)
     return prompt_max, total_max
 
 

@@ -9,6 +9,7 @@ from array import array
 from collections.abc import Callable
 
 from dualpath.model.ids import ROOT_KEY, BlockKey, EngineId, GroupId, Namespace, NodeId, SessionId
+from dualpath.model.layout import BLOCK_TOKENS
 from dualpath.model.load import EngineCapacity, EngineLoad, LoadReport, NodeInfo, NodeLoad
 from dualpath.model.turn import EndReason, Plan, ReadSide, Role, TurnResult, TurnState
 from dualpath.scheduler.lifecycle.engines import GroupHello
@@ -23,7 +24,6 @@ from dualpath.simulator.control.virtual_loop import VirtualLoop
 from dualpath.simulator.machine.cluster import Machine
 from dualpath.simulator.machine.timeline import Timeline
 from dualpath.simulator.machine.turns import SimTurn
-from dualpath.simulator.workload.sessions import BLOCK_TOKENS
 
 FOREVER_S = 1e9
 BOUNDS = ServiceBounds(lease_s=FOREVER_S, deadline_s=FOREVER_S, sweep_s=FOREVER_S, retention_s=FOREVER_S)

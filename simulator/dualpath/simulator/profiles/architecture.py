@@ -132,9 +132,14 @@ def load_architecture(name_or_path: str | Path) -> Architecture:
     raises  Rejected naming the file, the field, what was found and what was wanted
     """
     where = str(name_or_path)
-    table = _read(where)
+    table = read_table(where)
     if where.endswith(".json"):
         table = {"config": _of_hugging_face(table, where)}
+    return architecture_of(table, where)
+
+
+def architecture_of(table: Mapping[str, object], where: str) -> Architecture:
+    """The model of a file that was read: its table [config]; raises Rejected as load_architecture does."""
     config, name, source = table.get("config"), table.get("name", Path(where).stem), table.get("source", where)
     if not isinstance(config, dict):
         raise Rejected(f"{where}: config is {config!r:.80}, wanted a table [config]", field="config")
@@ -233,7 +238,8 @@ def _of_hugging_face(table: Mapping[str, object], where: str) -> dict[str, objec
     return {"kv_bytes_per_element": element} | {name: table[name] for name in KNOWN if name in table}
 
 
-def _read(name_or_path: str) -> Mapping[str, object]:
+def read_table(name_or_path: str) -> Mapping[str, object]:
+    """All of a model's file, a built-in one by its name; raises Rejected if there is none or it cannot be parsed."""
     models = resources.files(__package__) / "models"
     names = sorted(entry.name.removesuffix(".toml") for entry in models.iterdir() if entry.name.endswith(".toml"))
     file = models / f"{name_or_path}.toml" if name_or_path in names else Path(name_or_path)

@@ -8,25 +8,28 @@ name, shape
 """
 
 import re
-import tomllib
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from dualpath.engine_agent.batch.quota import AttentionCost
 from dualpath.model.errors import Rejected
+from dualpath.model.layout import BLOCK_TOKENS
 from dualpath.scheduler.policy.snapshot import PolicyLimits
 from dualpath.simulator.machine.shape import Costs, Shape
-from dualpath.simulator.profiles.architecture import Architecture, load_architecture
-from dualpath.simulator.workload.sessions import BLOCK_TOKENS
+from dualpath.simulator.profiles.architecture import Architecture, architecture_of, read_table
 
-BUILT_IN = ("ds-660b", "ds-27b", "qwen-32b")
 WHOLE = ("hbm_tokens", "buffer_tokens", "pe_hbm_tokens")
-ABOVE_ZERO = ("snic_tokens_per_s", "quota_s", "cnic_tokens_per_s", "tpot_base_s", *WHOLE)
-IN_BYTES = {"buffer_bytes": "buffer_tokens", "cnic_bytes_per_s": "cnic_tokens_per_s"}
-SNIC_IN_BYTES = ("snic_bytes_per_s", "snic_block_s", "snic_stream_bytes_per_s")
+IN_BYTES = ("buffer_bytes", "cnic_bytes_per_s", "snic_bytes_per_s", "snic_block_s", "snic_stream_bytes_per_s")
+ABOVE_ZERO = (
+    *WHOLE,
+    "snic_tokens_per_s",
+    "quota_s",
+    "cnic_tokens_per_s",
+    "tpot_base_s",
+    *(name for name in IN_BYTES if name != "snic_block_s"),
+)
 LIMITS = ("alpha_s", "beta_tokens", "high_mark_factor")
 
 
@@ -46,12 +49,8 @@ def load_profile(name_or_path: str) -> Profile:
 
     raises  Rejected naming the file, the field, what was found and what was wanted
     """
-    where, text = _text_of(name_or_path)
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise Rejected(f"{where}: {error}", field="profile") from error
-    architecture = load_architecture(name_or_path)
+    where, table = name_or_path, read_table(name_or_path)
+    architecture = architecture_of(table, where)
     costs = _costs(where, _table(where, table, "costs"), architecture)
     limits = _table(where, table, "limits")
     _check_known(where, limits, LIMITS, "limits")
@@ -78,43 +77,18 @@ def parse_shape(text: str) -> Shape:
     return Shape(int(match[1]), int(match[2]))
 
 
-def _text_of(name_or_path: str) -> tuple[str, str]:
-    if name_or_path in BUILT_IN:
-        return name_or_path, (resources.files(__package__) / "models" / f"{name_or_path}.toml").read_text()
-    try:
-        return name_or_path, Path(name_or_path).read_text()
-    except (OSError, UnicodeDecodeError) as error:
-        found = getattr(error, "strerror", None) or error
-        raise Rejected(
-            f"profile {name_or_path!r}: {found}; wanted a file or one of {', '.join(BUILT_IN)}", field="profile"
-        ) from error
-
-
 def _costs(where: str, table: Mapping[str, Any], architecture: Architecture) -> Costs:
     given = dict(table)
     attention = given.pop("attention", {})
     lockstep = bool(given.pop("lockstep", True))
-    if "snic_bytes_per_s" in given:  # the NIC's own rate, and what each full block costs beyond its bytes
-        seconds = architecture.full_block_bytes(BLOCK_TOKENS) / _above_zero(where, given, "snic_bytes_per_s")
-        del given["snic_bytes_per_s"]
-        seconds += _number(where, {"snic_block_s": given.pop("snic_block_s", 0.0)}, "costs.snic_block_s")
-        given["snic_tokens_per_s"] = BLOCK_TOKENS / seconds
-    if "snic_stream_bytes_per_s" in given:
-        given["snic_latency_token_s"] = architecture.kv_bytes_per_token / _above_zero(
-            where, given, "snic_stream_bytes_per_s"
-        )
-        del given["snic_stream_bytes_per_s"]
-    for in_bytes, in_tokens in IN_BYTES.items():
-        if in_bytes in given:
-            given[in_tokens] = _number(where, given, f"costs.{in_bytes}") / architecture.kv_bytes_per_token
-            del given[in_bytes]
     names = tuple(field.name for field in fields(Costs) if field.name not in ("attention", "lockstep"))
-    _check_known(where, given, (*names, *IN_BYTES, *SNIC_IN_BYTES), "costs")
+    _check_known(where, given, (*names, *IN_BYTES), "costs")
     _check_known(where, attention, [field.name for field in fields(AttentionCost)], "costs.attention")
     values: dict[str, Any] = {name: _number(where, given, f"costs.{name}") for name in given}
     for name in ABOVE_ZERO:
         if name in values and not values[name] > 0:
             raise Rejected(f"{where}: costs.{name} is {values[name]}, wanted more than 0", field=f"costs.{name}")
+    values = _in_tokens(values, architecture)
     for field in fields(Costs):
         if field.default is MISSING and field.name != "attention" and field.name not in values:
             raise Rejected(f"{where}: costs.{field.name} is missing", field=f"costs.{field.name}")
@@ -125,11 +99,20 @@ def _costs(where: str, table: Mapping[str, Any], architecture: Architecture) -> 
     )
 
 
-def _above_zero(where: str, table: Mapping[str, Any], name: str) -> float:
-    found = _number(where, table, f"costs.{name}")
-    if not found > 0:
-        raise Rejected(f"{where}: costs.{name} is {found}, wanted more than 0", field=f"costs.{name}")
-    return found
+def _in_tokens(values: Mapping[str, float], architecture: Architecture) -> dict[str, Any]:
+    """What was given in bytes, as the amounts in tokens that it stands for."""
+    left = dict(values)
+    kv_bytes = architecture.kv_bytes_per_token
+    for in_bytes, in_tokens in (("buffer_bytes", "buffer_tokens"), ("cnic_bytes_per_s", "cnic_tokens_per_s")):
+        if in_bytes in left:
+            left[in_tokens] = left.pop(in_bytes) / kv_bytes
+    block_s = left.pop("snic_block_s", 0.0)
+    if "snic_bytes_per_s" in left:  # the NIC's own rate, and what each full block costs beyond its bytes
+        seconds = architecture.full_block_bytes(BLOCK_TOKENS) / left.pop("snic_bytes_per_s") + block_s
+        left["snic_tokens_per_s"] = BLOCK_TOKENS / seconds
+    if "snic_stream_bytes_per_s" in left:
+        left["snic_latency_token_s"] = kv_bytes / left.pop("snic_stream_bytes_per_s")
+    return left
 
 
 def _check_known(where: str, table: Mapping[str, Any], known: Iterable[str], prefix: str) -> None:

@@ -1,10 +1,8 @@
 """What a simulated session is: how many tokens each turn appends and generates, and how long its tools take."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-
-BLOCK_TOKENS = 64  # hits come in whole blocks (paper §A.5)
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +22,15 @@ class Session:
     @property
     def turns(self) -> int:
         return len(self.appends)
+
+    def prompts(self) -> Iterator[tuple[int, int]]:
+        """Of each turn: the context it keeps, and its whole prompt."""
+        context = 0
+        for at, (append, gen) in enumerate(zip(self.appends, self.gens, strict=True)):
+            if self.keeps and 0 <= self.keeps[at] < context:
+                context = self.keeps[at]
+            yield context, context + append
+            context += append + gen
 
     @property
     def total_tokens(self) -> int:
@@ -50,12 +57,10 @@ def session_means(sessions: Sequence[Session]) -> SessionMeans:
     """The table's row for a set of sessions; raises ValueError for none."""
     rows = []
     for session in sessions:
-        context = contexts = 0
-        for append, gen in zip(session.appends, session.gens, strict=True):
-            contexts += context
-            context += append + gen
         count = session.turns
-        rows.append((count, sum(session.appends) / count, sum(session.gens) / count, context, contexts / count))
+        contexts = sum(context for context, _ in session.prompts())
+        append, gen = sum(session.appends) / count, sum(session.gens) / count
+        rows.append((count, append, gen, session.total_tokens, contexts / count))
     means = [sum(column) / len(rows) for column in zip(*rows, strict=True)]
     return SessionMeans(len(rows), *means)
 
