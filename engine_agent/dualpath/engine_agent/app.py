@@ -115,7 +115,8 @@ class Agent:
             assert self._uplink is not None
             tasks = [asyncio.create_task(loop.run()) for loop in self._loops]
             uplink = asyncio.create_task(self._uplink_when_complete(group))
-            closing.push_async_callback(_cancel_all, [*tasks, uplink])
+            ready = asyncio.create_task(self._say_ready(self._uplink))
+            closing.push_async_callback(_cancel_all, [*tasks, uplink, ready])
             waiting = asyncio.create_task(stop.wait())
             await asyncio.wait({uplink, waiting, *tasks}, return_when=asyncio.FIRST_COMPLETED)
             if not waiting.done():
@@ -128,8 +129,12 @@ class Agent:
     async def _uplink_when_complete(self, group: Group) -> None:
         assert self._uplink is not None
         await group.complete()
-        _write_ready(self.settings.ready_file, self.address, self.settings)
         await self._uplink.run()
+
+    async def _say_ready(self, uplink: Uplink) -> None:
+        """Serving is not enough: whoever waits for this file wants to find the group at the scheduler."""
+        await uplink.connected.wait()
+        _write_ready(self.settings.ready_file, self.address, self.settings)
 
     async def _serve(self) -> tuple["grpc.aio.Server", Group]:
         settings = self.settings

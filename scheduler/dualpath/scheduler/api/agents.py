@@ -60,13 +60,27 @@ class AgentsService(agents_pb2_grpc.AgentsServicer):
         stream = WorkStream()
         try:
             hello, running = self._hello(first)
-            await context.write(self._welcome())
             self._cell.leases.join(hello, running, stream)
         except DualPathError as error:
             log.warning("group refused", why=str(error))
             await abort(context, error)
             return
         log.info("group joined", group=hello.group_id, role=hello.role.value, running=len(running))
+        try:
+            await context.write(self._welcome())  # once joined: who is welcomed is in the status
+            await self._exchange(request_iterator, context, hello, stream)
+        finally:
+            self._cell.leases.left(hello.group_id, stream)
+            log.info("group's stream ended", group=hello.group_id)
+
+    async def _exchange(
+        self,
+        request_iterator: AsyncIterator[agents_pb2.FromGroup],
+        context: "grpc.aio.ServicerContext",
+        hello: GroupHello,
+        stream: WorkStream,
+    ) -> None:
+        """Frames both ways until either direction or the lease ends."""
         reading = asyncio.create_task(self._read(request_iterator, hello))
         writing = asyncio.create_task(_write(stream, context))
         ended = asyncio.create_task(stream.ended.wait())
@@ -76,8 +90,6 @@ class AgentsService(agents_pb2_grpc.AgentsServicer):
         finally:
             for task in tasks:
                 task.cancel()
-            self._cell.leases.left(hello.group_id, stream)
-            log.info("group's stream ended", group=hello.group_id)
 
     def _welcome(self) -> agents_pb2.ToGroup:
         core = self._cell.core
