@@ -40,7 +40,7 @@ def agent(
     storage: Annotated[Path | None, typer.Option(help="directory of KV blocks, shared by all nodes")] = None,
     durable_storage: Annotated[bool | None, typer.Option(help="fsync every block")] = None,
     data: Annotated[Path | None, typer.Option(help="folder for this agent's own files")] = None,
-    ready_file: Annotated[Path | None, typer.Option(help="written as JSON once the agent serves and is welcomed")] = None,
+    ready_file: Annotated[Path | None, typer.Option(help="written as JSON once the scheduler has welcomed it")] = None,
     snic_bytes_per_s: Annotated[float | None, typer.Option(help="emulate a storage NIC of this rate")] = None,
     cnic_bytes_per_s: Annotated[float | None, typer.Option(help="emulate a compute NIC of this rate")] = None,
     buffer_bytes: Annotated[int | None, typer.Option(help="size of the PE or DE buffer")] = None,
