@@ -25,35 +25,41 @@ class Recorder:
     warm_up_s  turns submitted before are not counted
     """
 
-    __slots__ = ("_machine", "_tpot_s", "_ttft_s", "_ttst_s", "_warm_up_s", "gen_tokens", "hit_tokens", "parts",
-                 "prompt_tokens", "turns")  # fmt: skip
-
     def __init__(self, machine: Machine, *, warm_up_s: float = 0.0) -> None:
         self._machine = machine
+        self._timeline = machine.timeline
         self._warm_up_s = warm_up_s
         self.turns = self.hit_tokens = self.prompt_tokens = self.gen_tokens = 0
         self._ttft_s, self._ttst_s, self._tpot_s = array("f"), array("f"), array("f")
-        self.parts = {part: array("f") for part in PARTS}
+        self._parts = {part: array("f") for part in PARTS}
+        self._see_ttft, self._see_ttst, self._see_tpot = (
+            values.append for values in (self._ttft_s, self._ttst_s, self._tpot_s)
+        )
+        self._see_parts = tuple(values.append for values in self._parts.values())
 
     def seen(self, turn: SimTurn) -> None:
         """A turn has ended now."""
         self.turns += 1
         self.hit_tokens += turn.hit_tokens
         self.prompt_tokens += turn.prompt_tokens
-        self.gen_tokens += turn.max_new_tokens
+        gen = turn.max_new_tokens
+        self.gen_tokens += gen
         submitted = turn.submitted_at_s
         if submitted < self._warm_up_s:
             return
-        self._ttft_s.append(turn.prefilled_at_s - submitted)
-        if turn.max_new_tokens > 1:
-            tpot = (self._machine.timeline.now_s - turn.decoding_at_s) / (turn.max_new_tokens - 1)
-            self._tpot_s.append(tpot)
-            self._ttst_s.append(turn.decoding_at_s - turn.prefilled_at_s + tpot)
-        scheduling, buffer, read, prefill = self.parts.values()
-        scheduling.append(turn.planned_at_s - submitted)
-        buffer.append(turn.granted_at_s - turn.planned_at_s)
-        read.append(turn.ready_at_s - turn.granted_at_s)
-        prefill.append(turn.prefilled_at_s - turn.ready_at_s)
+        planned, granted, ready = turn.planned_at_s, turn.granted_at_s, turn.ready_at_s
+        prefilled = turn.prefilled_at_s
+        self._see_ttft(prefilled - submitted)
+        if gen > 1:
+            decoding = turn.decoding_at_s
+            tpot = (self._timeline.now_s - decoding) / (gen - 1)
+            self._see_tpot(tpot)
+            self._see_ttst(decoding - prefilled + tpot)
+        see_scheduling, see_buffer, see_read, see_prefill = self._see_parts
+        see_scheduling(planned - submitted)
+        see_buffer(granted - planned)
+        see_read(ready - granted)
+        see_prefill(prefilled - ready)
 
     def summary(self, *, ended_sessions: int) -> "Summary":
         """Everything so far; `jct_s` is the time by now."""
@@ -69,7 +75,7 @@ class Recorder:
             ttft_s=Spread.of(self._ttft_s),
             ttst_s=Spread.of(self._ttst_s),
             tpot_s=Spread.of(self._tpot_s),
-            parts_s={part: Spread.of(values) for part, values in self.parts.items()},
+            parts_s={part: Spread.of(values) for part, values in self._parts.items()},
             nic_busy=tuple(nic.busy_s / now if now else 0.0 for nic in machine.nics),
             nic_read_tokens=tuple(nic.read_tokens for nic in machine.nics),
             nic_max_over_avg=max_over_avg([nic.window_tokens for nic in machine.nics]),

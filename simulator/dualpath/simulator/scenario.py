@@ -85,10 +85,9 @@ def simulate(
             driver.start(service)
             run_service(machine, service, state=driver.state)
         else:
-            direct = DirectControl(machine, policy, limits, committed=driver.committed)
-            driver.start(direct)
+            driver.start(DirectControl(machine, policy, limits, committed=driver.committed))
             machine.start()
-            timeline.run(direct.pump)
+            timeline.run()
         driver.check_ended()
     finally:
         if collecting:

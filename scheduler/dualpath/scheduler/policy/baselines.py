@@ -62,15 +62,18 @@ def round_robin_decode(snapshot: DecodeSnapshot, limits: PolicyLimits) -> Decode
         return DecodeDecision((), StopReason.NO_ENGINES, len(snapshot.waiting), 0.0)
     engines = in_rotation(snapshot.engines, snapshot.rotation)
     given = _Given(engines)
+    free_hbm_tokens = given.free_hbm_tokens
     placements: list[Placement] = []
-    first = 0
+    next_up = list(range(len(engines)))
     for turn in snapshot.waiting:
-        order = (at % len(engines) for at in range(first, first + len(engines)))
-        at = next((at for at in order if given.free_hbm_tokens[at] >= turn.total_tokens_max), None)
-        if at is None:
+        needed = turn.prompt_tokens + turn.max_new_tokens
+        for skipped, at in enumerate(next_up):
+            if free_hbm_tokens[at] >= needed:
+                break
+        else:
             return DecodeDecision(tuple(placements), StopReason.NO_HBM, len(snapshot.waiting) - len(placements), 0.0)
         placements.append(given.place(turn, at))
-        first = at + 1
+        next_up = next_up[skipped + 1 :] + next_up[: skipped + 1]
     return DecodeDecision(tuple(placements), StopReason.EMPTY_QUEUE, 0, 0.0)
 
 

@@ -6,9 +6,7 @@ Z = 1.05 x (sum of len over R + sum of tok_e) / |G| once per fetch, and pops the
 that stay at or under Z are the low class (least seq_e wins), the others the high class (least tok_e wins); none: stop.
 """
 
-import heapq
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from dualpath.scheduler.policy.decisions import (
     DecodeDecision,
@@ -33,27 +31,15 @@ def spread_to_groups(
     """Phase 1: every turn to a group, or nothing at all where there is no group."""
     if not groups:
         return ()
-    heap = [
-        (group.open_tokens + group.queued_tokens, place, group.group_id)
-        for place, group in enumerate(in_rotation(groups, rotation))
-    ]
-    heapq.heapify(heap)
+    order = in_rotation(groups, rotation)
+    tokens = [group.open_tokens + group.queued_tokens for group in order]
     placements = []
     for turn in turns:
-        tokens, place, group_id = heap[0]
-        placements.append(GroupPlacement(turn.turn_id, group_id, PlacementReason.LEAST_LOADED_GROUP, tokens))
-        heapq.heapreplace(heap, (tokens + turn.prompt_tokens, place, group_id))
+        least = min(tokens)  # a scan in C: for the few hundred groups of a cell no slower than a heap
+        at = tokens.index(least)
+        placements.append(GroupPlacement(turn.turn_id, order[at].group_id, PlacementReason.LEAST_LOADED_GROUP, least))
+        tokens[at] = least + turn.prompt_tokens
     return tuple(placements)
-
-
-@dataclass(slots=True)
-class _Load:
-    """An engine's numbers as they change within one fetch."""
-
-    engine: EngineView
-    open_turns: int
-    open_tokens: int
-    free_hbm_tokens: int
 
 
 def assign_decode(snapshot: DecodeSnapshot, limits: PolicyLimits) -> DecodeDecision:
@@ -63,66 +49,59 @@ def assign_decode(snapshot: DecodeSnapshot, limits: PolicyLimits) -> DecodeDecis
     """
     if not snapshot.engines:
         return DecodeDecision((), StopReason.NO_ENGINES, len(snapshot.waiting), 0.0)
-    loads = [
-        _Load(engine, engine.open_turns, engine.open_tokens, engine.free_hbm_tokens)
-        for engine in in_rotation(snapshot.engines, snapshot.rotation)
-    ]
+    engines = in_rotation(snapshot.engines, snapshot.rotation)
+    open_turns = [engine.open_turns for engine in engines]
+    open_tokens = [engine.open_tokens for engine in engines]
+    free_hbm_tokens = [engine.free_hbm_tokens for engine in engines]
     high_mark = _high_mark(snapshot, limits)
     placements: list[Placement] = []
     for turn in snapshot.waiting:
         prompt = turn.prompt_tokens
         needed = prompt + turn.max_new_tokens
-        chosen, reason = _choose(loads, high_mark, prompt, needed)
-        if chosen is None:
+        at, reason = _choose(open_turns, open_tokens, free_hbm_tokens, high_mark, prompt, needed)
+        if at < 0:
             waiting = len(snapshot.waiting) - len(placements)
             return DecodeDecision(tuple(placements), StopReason.NO_HBM, waiting, high_mark)
         placements.append(
             Placement(
-                turn.turn_id,
-                chosen.engine.engine_id,
-                reason,
-                chosen.open_tokens,
-                chosen.open_turns,
-                free_hbm_tokens=chosen.free_hbm_tokens,
+                turn.turn_id, engines[at].engine_id, reason, open_tokens[at], open_turns[at], 0, free_hbm_tokens[at]
             )
         )
-        chosen.open_turns += 1
-        chosen.open_tokens += prompt
-        chosen.free_hbm_tokens -= needed
+        open_turns[at] += 1
+        open_tokens[at] += prompt
+        free_hbm_tokens[at] -= needed
     return DecodeDecision(tuple(placements), StopReason.EMPTY_QUEUE, 0, high_mark)
 
 
 def _choose(
-    loads: Sequence[_Load], high_mark: float, prompt_tokens: int, hbm_tokens: int
-) -> tuple[_Load | None, PlacementReason]:
-    """The DE with room that the classes prefer, in one pass; equal ones fall to the first."""
-    low: _Load | None = None
-    high: _Load | None = None
-    for load in loads:
-        if load.free_hbm_tokens < hbm_tokens:
+    open_turns: Sequence[int],
+    open_tokens: Sequence[int],
+    free_hbm_tokens: Sequence[int],
+    high_mark: float,
+    prompt_tokens: int,
+    hbm_tokens: int,
+) -> tuple[int, PlacementReason]:
+    """The place of the DE with room that the classes prefer, in one pass, or -1; equal ones fall to the first."""
+    low = high = -1
+    least_turns = least_tokens = 0
+    for at, free in enumerate(free_hbm_tokens):
+        if free < hbm_tokens:
             continue
-        open_turns, open_tokens = load.open_turns, load.open_tokens
-        if open_tokens + prompt_tokens <= high_mark:
-            if (
-                low is None
-                or open_turns < low.open_turns
-                or (open_turns == low.open_turns and open_tokens < low.open_tokens)
-            ):
-                low = load
-        elif low is None and (
-            high is None
-            or open_tokens < high.open_tokens
-            or (open_tokens == high.open_tokens and open_turns < high.open_turns)
-        ):
-            high = load
-    return (high, PlacementReason.HIGH_CLASS) if low is None else (low, PlacementReason.LOW_CLASS)
+        turns, tokens = open_turns[at], open_tokens[at]
+        if tokens + prompt_tokens <= high_mark:
+            if low < 0 or turns < least_turns or (turns == least_turns and tokens < least_tokens):
+                low, least_turns, least_tokens = at, turns, tokens
+        elif low < 0 and (high < 0 or tokens < least_tokens or (tokens == least_tokens and turns < least_turns)):
+            high, least_turns, least_tokens = at, turns, tokens
+    return (high, PlacementReason.HIGH_CLASS) if low < 0 else (low, PlacementReason.LOW_CLASS)
 
 
 def _high_mark(snapshot: DecodeSnapshot, limits: PolicyLimits) -> float:
     """Z, fixed for this fetch. A DE in debt (its report says less than was promised) takes nothing from the others."""
     free = total = 0
     for engine in snapshot.engines:
-        free += max(engine.free_hbm_tokens, 0)
+        if engine.free_hbm_tokens > 0:
+            free += engine.free_hbm_tokens
         total += engine.open_tokens
     for turn in snapshot.waiting:
         prompt = turn.prompt_tokens

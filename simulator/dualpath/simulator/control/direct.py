@@ -7,6 +7,7 @@ A policy of ours gets the live counters in place of a snapshot's views: they hav
 policy only reads, and within one call nothing else runs. Another policy gets real views, as the service gives them.
 """
 
+from bisect import insort
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import cast
@@ -79,8 +80,11 @@ class DirectControl:
         self._live = policy.name in POLICIES
         self._fifo: deque[SimTurn] = deque()
         self._decode_queue: list[SimTurn] = []
-        self._look_prefill = self._look_decode = False
-        self._rotation_fetch = {True: 0, False: 0}  # by whether the groups are PE groups
+        self._pump_soon = self._look_prefill = False
+        self._look_decode: set[int] = set()  # DE groups whose fetch may find a turn now
+        self._open_prefill: list[int] = []  # groups with an open fetch, in order: a cluster has hundreds of groups
+        self._open_decode: list[int] = []
+        self._rotation_prefill = self._rotation_decode = 0
         self._rotation_spread = 0
         self._served_groups: list[int] = []
         self._assignment = 0
@@ -115,18 +119,28 @@ class DirectControl:
     def submit(self, turn: SimTurn) -> None:
         turn.submitted_at_s = self._machine.timeline.now_s
         self._fifo.append(turn)
-        self._look_prefill = True
+        if self._open_prefill:
+            self._look_prefill = True
+            self._pump_after_this()
 
     def fetch(self, group: int) -> None:
         asking = self._groups[group]
-        asking.fetch_open = True
-        if asking.is_prefill:
+        if not asking.fetch_open:
+            asking.fetch_open = True
+            insort(self._open_prefill if asking.is_prefill else self._open_decode, group)
+        if not asking.is_prefill:
+            if asking.queue:
+                self._look_decode.add(group)
+                self._pump_after_this()
+        elif self._fifo:
             self._look_prefill = True
-        elif asking.queue:
-            self._look_decode = True
+            self._pump_after_this()
 
     def close_fetch(self, group: int) -> None:
-        self._groups[group].fetch_open = False
+        closing = self._groups[group]
+        if closing.fetch_open:
+            closing.fetch_open = False
+            (self._open_prefill if closing.is_prefill else self._open_decode).remove(group)
 
     def read_done(self, turn: SimTurn) -> None:
         """Not asked for: a NIC's queue is looked at when a decision needs it."""
@@ -135,7 +149,9 @@ class DirectControl:
         engine = self._engines[turn.pe]
         engine.open_turns -= 1
         engine.open_tokens -= turn.prompt_tokens
-        self._look_prefill = True
+        if self._fifo and self._open_prefill:
+            self._look_prefill = True
+            self._pump_after_this()
 
     def commit(self, turn: SimTurn) -> None:
         engine = self._engines[turn.de]
@@ -145,43 +161,45 @@ class DirectControl:
         engine.free_hbm_tokens += prompt + turn.max_new_tokens
         group = engine.group
         group.open_tokens -= prompt
-        if group.queue:
-            self._look_decode = True
+        if group.queue and group.fetch_open:
+            head = group.queue[0]  # it found no HBM, and this is the only engine that has more now
+            if not self._live or engine.free_hbm_tokens >= head.prompt_tokens + head.max_new_tokens:
+                self._look_decode.add(group.rank)
+                self._pump_after_this()
         self._committed(turn)
+
+    def _pump_after_this(self) -> None:
+        if not self._pump_soon:
+            self._pump_soon = True
+            self._machine.timeline.after_this(self._pump)
 
     @property
     def waiting_turns(self) -> int:
         """Turns in any line."""
         return len(self._fifo) + len(self._decode_queue) + sum(len(group.queue) for group in self._decode_groups)
 
-    def pump(self, _: None = None) -> None:
+    def _pump(self) -> None:
         """Serve every open fetch once, where something happened that may let it find a turn."""
+        self._pump_soon = False
         if self._look_prefill:
             self._look_prefill = False
-            if self._fifo:
-                for group in self._fetching(self._prefill_groups):
+            if self._fifo and self._open_prefill:
+                for number in _from(self._rotation_prefill, self._open_prefill, self._open_prefill):
                     if self._fifo:
-                        self._fetch_prefill(group)
+                        self._fetch_prefill(self._groups[number])
                 if self._decode_queue:
                     self._spread()
         if self._look_decode:
-            self._look_decode = False
-            for group in self._fetching(self._decode_groups):
-                if group.queue:
-                    self._fetch_decode(group)
+            asking = sorted(self._look_decode)
+            self._look_decode.clear()
+            for number in _from(self._rotation_decode, self._open_decode, asking):
+                self._fetch_decode(self._groups[number])
         if self._served_groups:
             for number in sorted(self._served_groups):
                 self._machine.served(number)
             self._served_groups.clear()
 
     # the steps of dispatch
-
-    def _fetching(self, groups: list[_Group]) -> list[_Group]:
-        fetching = [group for group in groups if group.fetch_open]
-        if len(fetching) > 1:
-            first = self._rotation_fetch[fetching[0].is_prefill] % len(fetching)
-            return fetching[first:] + fetching[:first]
-        return fetching
 
     def _fetch_prefill(self, group: _Group) -> None:
         machine = self._machine
@@ -218,10 +236,11 @@ class DirectControl:
             if turn.turn_id != turn_id:
                 raise _not_a_prefix("spread_to_groups", turn_id, turn)
             group = self._group_named[group_id]
+            if group.fetch_open and not (group.queue and self._live):  # behind a head that finds no HBM: as before
+                self._look_decode.add(group.rank)
             group.queue.append(turn)
             group.queued_tokens += turn.prompt_tokens
         self._rotation_spread += len(queue)
-        self._look_decode = True
 
     def _fetch_decode(self, group: _Group) -> None:
         snapshot = DecodeSnapshot(self._line(group.queue), self._views(group), group.rotation)
@@ -264,9 +283,12 @@ class DirectControl:
             (pe_nic if turn.side is ReadSide.PE else de_nic).queue_tokens += turn.hit_tokens
 
     def _served(self, group: _Group, placed: int) -> None:
-        group.fetch_open = False
+        self.close_fetch(group.rank)
         group.rotation += placed
-        self._rotation_fetch[group.is_prefill] += 1
+        if group.is_prefill:
+            self._rotation_prefill += 1
+        else:
+            self._rotation_decode += 1
         self._served_groups.append(group.rank)
 
     def _line(self, turns: Sequence[SimTurn]) -> Sequence[WaitingTurn]:
@@ -278,6 +300,14 @@ class DirectControl:
         if self._live:
             return cast("tuple[EngineView, ...]", group.engines)
         return tuple(engine.view() for engine in group.engines)
+
+
+def _from(rotation: int, fetching: list[int], asking: list[int]) -> list[int]:
+    """`asking`, beginning at that group of `fetching` at which the rotation stands. Both are in order."""
+    if len(asking) < 2:
+        return list(asking)
+    first = fetching[rotation % len(fetching)]
+    return [number for number in asking if number >= first] + [number for number in asking if number < first]
 
 
 def _not_a_prefix(function: str, turn_id: str, head: SimTurn) -> Broken:

@@ -60,16 +60,18 @@ class Costs:
 class Modes:
     """How the machine works: what the paper's variants switch.
 
-    layerwise  one layer of the batch in PE HBM; without it a turn's whole prompt sits there (paper: Basic)
-    transfers  False: reads and copies of KV cost nothing and take no time (paper: Oracle)
-    fetch      polled: a PE group asks between steps, a DE group every `decode_fetch_s`; event: the ask stays open
+    layerwise         one layer of the batch in PE HBM; without it a turn's whole prompt sits there (paper: Basic)
+    transfers         False: reads and copies of KV cost nothing and take no time (paper: Oracle)
+    event_driven      a PE group's fetch stays open during its steps; without, it asks only between steps (paper)
+    decode_fetch_s    how often a DE group asks
+    balance_window_s  over which the traffic of the storage NICs is compared
     """
 
     layerwise: bool = True
     transfers: bool = True
     event_driven: bool = False
     decode_fetch_s: float = 0.04
-    balance_window_s: float = 1.0
+    balance_window_s: float = 60.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,10 +10,11 @@ Action = Callable[[Any], None]
 class Timeline:
     """`now_s` moves only in `advance`. One seed, one order: nothing here depends on a wall clock or on hashing."""
 
-    __slots__ = ("_heap", "_order", "happened", "is_stopped", "now_s")
+    __slots__ = ("_after", "_heap", "_order", "happened", "is_stopped", "now_s")
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Action, Any]] = []
+        self._after: list[Callable[[], None]] = []
         self._order = 0
         self.is_stopped = False
         self.now_s = 0.0
@@ -34,13 +35,18 @@ class Timeline:
         self.happened += 1
         action(about)
 
-    def run(self, after_each: Action, about: Any = None) -> None:
-        """Go on until nothing is left or `stop` was called; `after_each(about)` follows each thing that happens."""
-        heap, pop = self._heap, heapq.heappop
+    def after_this(self, action: Callable[[], None]) -> None:
+        """Do `action()` once what happens now is over, before anything else happens. Only in `run`."""
+        self._after.append(action)
+
+    def run(self) -> None:
+        """Go on until nothing is left or `stop` was called."""
+        heap, after, pop = self._heap, self._after, heapq.heappop
         while heap and not self.is_stopped:
             self.now_s, _, action, what = pop(heap)
             action(what)
-            after_each(about)
+            while after:
+                after.pop()()
 
     def stop(self) -> None:
         self.is_stopped = True
