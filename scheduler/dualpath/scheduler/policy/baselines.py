@@ -67,13 +67,11 @@ def round_robin_decode(snapshot: DecodeSnapshot, limits: PolicyLimits) -> Decode
     next_up = list(range(len(engines)))
     for turn in snapshot.waiting:
         needed = turn.prompt_tokens + turn.max_new_tokens
-        for skipped, at in enumerate(next_up):
-            if free_hbm_tokens[at] >= needed:
-                break
-        else:
+        place = next((place for place, at in enumerate(next_up) if free_hbm_tokens[at] >= needed), None)
+        if place is None:
             return DecodeDecision(tuple(placements), StopReason.NO_HBM, len(snapshot.waiting) - len(placements), 0.0)
-        placements.append(given.place(turn, at))
-        next_up = next_up[skipped + 1 :] + next_up[: skipped + 1]
+        placements.append(given.place(turn, next_up[place]))
+        next_up = next_up[place + 1 :] + next_up[: place + 1]
     return DecodeDecision(tuple(placements), StopReason.EMPTY_QUEUE, 0, 0.0)
 
 

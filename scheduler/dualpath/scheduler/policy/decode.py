@@ -17,7 +17,6 @@ from dualpath.scheduler.policy.decisions import (
 )
 from dualpath.scheduler.policy.snapshot import (
     DecodeSnapshot,
-    EngineView,
     GroupView,
     PolicyLimits,
     WaitingTurn,

@@ -9,6 +9,7 @@ import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 
 from dualpath.model.errors import Rejected
@@ -238,16 +239,26 @@ def _of_hugging_face(table: Mapping[str, object], where: str) -> dict[str, objec
     return {"kv_bytes_per_element": element} | {name: table[name] for name in KNOWN if name in table}
 
 
+def model_names() -> list[str]:
+    """The built-in models."""
+    entries = (resources.files(__package__) / "models").iterdir()
+    return sorted(entry.name.removesuffix(".toml") for entry in entries if entry.name.endswith(".toml"))
+
+
+def model_file(name_or_path: str) -> Traversable:
+    """A built-in model's file by its name, else the file of that path, there or not."""
+    if name_or_path in model_names():
+        return resources.files(__package__) / "models" / f"{name_or_path}.toml"
+    return Path(name_or_path)
+
+
 def read_table(name_or_path: str) -> Mapping[str, object]:
     """All of a model's file, a built-in one by its name; raises Rejected if there is none or it cannot be parsed."""
-    models = resources.files(__package__) / "models"
-    names = sorted(entry.name.removesuffix(".toml") for entry in models.iterdir() if entry.name.endswith(".toml"))
-    file = models / f"{name_or_path}.toml" if name_or_path in names else Path(name_or_path)
     try:
-        text = file.read_text(encoding="utf-8")
+        text = model_file(name_or_path).read_text(encoding="utf-8")
         table = json.loads(text) if name_or_path.endswith(".json") else tomllib.loads(text)
     except (OSError, ValueError) as error:  # both parsers' errors and bad UTF-8 are ValueErrors
-        wanted = f"one of {', '.join(names)}, or the path of a .toml or config.json"
+        wanted = f"one of {', '.join(model_names())}, or the path of a .toml or config.json"
         found = getattr(error, "strerror", None) or error
         raise Rejected(f"model {name_or_path!r}: {found}; wanted {wanted}", field="model") from error
     return table if isinstance(table, dict) else {}
