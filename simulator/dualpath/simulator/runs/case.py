@@ -212,7 +212,7 @@ def _changed(value: Changing, changes: Changes, what: str) -> Changing:
 def _like(found: object, change: float | str) -> object:
     """`change` as the kind of value that `found` is."""
     if isinstance(found, Classify):
-        return Classify(change)
+        return Classify(str(change))
     if isinstance(found, bool):
         return bool(float(change))
     return round(float(change)) if isinstance(found, int) else float(change)

@@ -1,0 +1,1 @@
+"""What a user calls: `dualpath sim run|compare|tune|plan|reproduce`."""
