@@ -152,7 +152,9 @@ def watching(label: str, *, quiet: bool) -> Iterator[Told | None]:
         task = progress.add_task(label, total=None, turns=0, title="")
 
         def told(ended: int, total: int, turns: int, title: str) -> None:
-            progress.update(task, completed=ended, total=total, turns=turns, **({"title": title} if title else {}))
+            progress.update(task, completed=ended, total=total, turns=turns)
+            if title:
+                progress.update(task, title=title)
 
         yield told
 
@@ -174,3 +176,10 @@ class _Lines:
             file=sys.stderr,
             flush=True,
         )
+
+
+def interrupted(keep: Path | None) -> str:
+    """What to say after Ctrl-C."""
+    if keep is None:
+        return "interrupted; with --keep DIR the runs that have ended are kept, and the same command goes on"
+    return f"interrupted; the runs that have ended are kept in {keep}, the same command goes on"

@@ -1,0 +1,17 @@
+"""The command group `dualpath sim`."""
+
+import typer
+
+from dualpath.simulator.commands import reproduce
+
+
+def register(app: typer.Typer) -> None:
+    """Add `sim` to the one CLI."""
+    sim = typer.Typer(
+        no_args_is_help=True,
+        rich_markup_mode=None,
+        help="Simulate a cluster under our real policies: try, compare, tune, plan, and reproduce the paper.",
+    )
+    sim.command("reproduce", help="Every figure of the paper's evaluation, beside its numbers.",
+                epilog=reproduce.EPILOG)(reproduce.reproduce)  # fmt: skip
+    app.add_typer(sim, name="sim")
