@@ -70,3 +70,10 @@ def _line(*remaining: int) -> list[PrefillItem]:
 
 def _sizes(chunks: tuple[Chunk, ...]) -> list[int]:
     return [chunk.bsz for chunk in chunks]
+
+
+def test_a_context_that_exceeds_the_quota_alone_is_not_loaded_once_per_granule() -> None:
+    cost = AttentionCost(per_visible_token_s=3e-6)
+    item = PrefillItem("t1", 1, 128_000, 700)
+
+    assert pack_batch([item], QUOTA_S, cost)[0].bsz == 700

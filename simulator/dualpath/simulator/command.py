@@ -2,7 +2,7 @@
 
 import typer
 
-from dualpath.simulator.commands import reproduce
+from dualpath.simulator.commands import reproduce, run
 
 
 def register(app: typer.Typer) -> None:
@@ -11,6 +11,10 @@ def register(app: typer.Typer) -> None:
         no_args_is_help=True,
         rich_markup_mode=None,
         help="Simulate a cluster under our real policies: try, compare, tune, plan, and reproduce the paper.",
+    )
+    sim.command("run", help="One workload under one system.", epilog=run.RUN_EPILOG)(run.run)
+    sim.command("compare", help="One workload under several systems or policies.", epilog=run.COMPARE_EPILOG)(
+        run.compare
     )
     sim.command("reproduce", help="Every figure of the paper's evaluation, beside its numbers.",
                 epilog=reproduce.EPILOG)(reproduce.reproduce)  # fmt: skip

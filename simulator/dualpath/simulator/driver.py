@@ -13,6 +13,10 @@ from dualpath.simulator.workload.sessions import Session
 LOOK_EVERY = 5_000  # turns between two looks at progress and interrupts
 
 
+class EndEarly(Exception):
+    """Raised by a progress callback: the run ends here, and what was observed so far is its result."""
+
+
 class Submits(Protocol):
     """A control plane as sessions see it."""
 
@@ -30,7 +34,7 @@ class Driver:
 
     starts_s   when each session submits its first turn
     seen       hears of each turn's end, before the session goes on
-    progress   called with (turns ended, sessions ended) now and then; may raise to end the run early
+    progress   called with (turns ended, sessions ended) now and then; may raise EndEarly
     """
 
     def __init__(

@@ -9,7 +9,7 @@ from dualpath.scheduler.policy.registry import BASIC, DUALPATH, ROUNDROBIN, Poli
 from dualpath.scheduler.policy.snapshot import PolicyLimits
 from dualpath.simulator.control.direct import DirectControl
 from dualpath.simulator.control.service import ServiceControl, run_service
-from dualpath.simulator.driver import Driver
+from dualpath.simulator.driver import Driver, EndEarly
 from dualpath.simulator.machine.cluster import Machine
 from dualpath.simulator.machine.shape import NO_STRAGGLERS, Costs, Modes, Shape, Stragglers
 from dualpath.simulator.machine.timeline import Timeline
@@ -64,7 +64,7 @@ def simulate(
 ) -> Summary:
     """Run to the end of all sessions, or to `until_s`.
 
-    progress      called now and then with (turns ended, sessions ended)
+    progress      called now and then with (turns ended, sessions ended); EndEarly from it ends the run there
     with_service  True: the real scheduler in virtual time; False: its policy functions called directly, 50x faster
 
     raises  Rejected for a machine on which a turn can never run, Broken(DEADLOCK) where all work stops
@@ -89,6 +89,8 @@ def simulate(
             machine.start()
             timeline.run()
         driver.check_ended()
+    except EndEarly:
+        pass
     finally:
         if collecting:
             gc.enable()

@@ -11,6 +11,7 @@ from dataclasses import dataclass, fields
 from dualpath.model.errors import Rejected
 
 GRANULARITY_TOKENS = 64  # bsz' is a multiple of this and at least this
+PROGRESS_SLACK = 1.25  # what the first chunk may cost of the smallest one, where that exceeds the quota
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +85,7 @@ def pack_batch(
     """The chunks of the next forward: one for each item of a prefix of `items`.
 
     Only the last chunk may be shorter than its item's remainder. The prediction stays within `quota_s`, but for the
-    first item, which always gets min(remaining, granularity_tokens) tokens.
+    first item, which always gets at least min(remaining, granularity_tokens) tokens.
 
     raises  Rejected for bounds under which nothing would ever be computed
     """
@@ -94,7 +95,7 @@ def pack_batch(
     for item in items[:items_max]:
         bsz = cut_to_fit(item, spent_s, quota_s, cost, granularity_tokens=granularity_tokens)
         if bsz == 0 and not chunks:
-            bsz = min(item.remaining, granularity_tokens)
+            bsz = cut_to_progress(item, cost, granularity_tokens=granularity_tokens)
         if bsz == 0:
             break
         chunks.append(Chunk(item.turn_id, item.attempt, item.cached, bsz))
@@ -136,3 +137,13 @@ def cut_to_fit(
         else:
             high = middle - 1
     return low * granularity_tokens
+
+
+def cut_to_progress(item: PrefillItem, cost: AttentionCost, *, granularity_tokens: int = GRANULARITY_TOKENS) -> int:
+    """bsz of a head whose smallest chunk exceeds the quota already: as much as costs at most PROGRESS_SLACK of that.
+
+    The context is loaded for every chunk. Cut to the smallest ones, a long context would be loaded over and over.
+    """
+    smallest = min(item.remaining, granularity_tokens)
+    bound_s = PROGRESS_SLACK * cost.seconds(item.cached, smallest)
+    return max(smallest, cut_to_fit(item, 0.0, bound_s, cost, granularity_tokens=granularity_tokens))

@@ -16,8 +16,8 @@ from dualpath.simulator.reproduce.grid import FIGURES, figure_cases
 from dualpath.simulator.reproduce.report import draw, headline, numbers_of, page
 from dualpath.simulator.runs.pool import run_cases
 
-EPILOG = """About 30 million turns: a quarter of an hour on one core. With --keep, what has ended stays after Ctrl-C, and
-the same command goes on from there:
+EPILOG = """About 30 million turns: a quarter of an hour on one core. With --keep, what has ended stays after Ctrl-C,
+and the same command goes on from there:
 
   dualpath sim reproduce --keep build/reproduce --out repro.json
 

@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from dualpath.engine_agent.batch.quota import GRANULARITY_TOKENS, AttentionCost, PrefillItem, cut_to_fit
+from dualpath.engine_agent.batch.quota import AttentionCost, PrefillItem, cut_to_fit, cut_to_progress
 from dualpath.simulator.machine.timeline import Timeline
 from dualpath.simulator.machine.turns import SimTurn
 
@@ -152,9 +152,10 @@ class PrefillUnit:
 
     def _cut(self, turn: SimTurn, spent_s: float, *, is_first: bool) -> int:
         """How much of the first turn that does not fit whole: as `pack_batch` of the agent."""
+        cost = self._cost
         item = PrefillItem(turn.turn_id, 1, turn.prompt_tokens - turn.remaining_tokens, turn.remaining_tokens)
-        bsz = cut_to_fit(item, spent_s, self._cost.quota_s, self._cost.attention)
-        return min(turn.remaining_tokens, GRANULARITY_TOKENS) if bsz == 0 and is_first else bsz
+        bsz = cut_to_fit(item, spent_s, cost.quota_s, cost.attention)
+        return cut_to_progress(item, cost.attention) if bsz == 0 and is_first else bsz
 
     def _end(self, batch: list[tuple[PrefillEngine, SimTurn, int]]) -> None:
         done: list[SimTurn] = []

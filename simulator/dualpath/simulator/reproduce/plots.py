@@ -11,6 +11,7 @@ mpl.use("Agg")
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
+from matplotlib.lines import Line2D
 
 from dualpath.simulator.reproduce.figures import Figure
 from dualpath.simulator.reproduce.grid import ABLATION, GRID_SYSTEMS, MODELS, PAIR, paper

@@ -3,6 +3,11 @@
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+
+from dualpath.model.layout import BLOCK_TOKENS
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,14 +70,55 @@ def session_means(sessions: Sequence[Session]) -> SessionMeans:
     return SessionMeans(len(rows), *means)
 
 
+@dataclass(frozen=True, slots=True)
+class SessionCounts:
+    """What sessions hold, counted; the fields of the trace reader's counts (`TraceCounts`).
+
+    token_hit_rate  context in whole blocks over prompt, of all turns: what storage can hold of it
+    pause_*_s       over all turns but each session's first; None: there are no others, or none pauses
+    """
+
+    sessions: int
+    turns: int
+    turns_mean: float
+    turns_median: float
+    input_mean_tokens: float
+    input_median_tokens: float
+    append_median_tokens: float
+    output_mean_tokens: float
+    token_hit_rate: float
+    pause_median_s: float | None
+    pause_p90_s: float | None
+
+
+def session_counts(sessions: Sequence[Session]) -> SessionCounts:
+    """Count them; raises ValueError for none."""
+    lengths = [session.turns for session in sessions]
+    pairs = [pair for session in sessions for pair in session.prompts()]
+    contexts, prompts = np.array(pairs, dtype=np.int64).T
+    hits = contexts - contexts % BLOCK_TOKENS
+    pauses = sorted(pause for session in sessions for pause in session.pauses_s[1:])
+    return SessionCounts(
+        sessions=len(sessions),
+        turns=len(pairs),
+        turns_mean=float(np.mean(lengths)),
+        turns_median=float(np.median(lengths)),
+        input_mean_tokens=float(prompts.mean()),
+        input_median_tokens=float(np.median(prompts)),
+        append_median_tokens=float(np.median(prompts - contexts)),
+        output_mean_tokens=float(np.mean([gen for session in sessions for gen in session.gens])),
+        token_hit_rate=float(hits.sum() / prompts.sum()),
+        pause_median_s=median(pauses) if pauses else None,
+        pause_p90_s=pauses[int(0.9 * len(pauses))] if pauses else None,
+    )
+
+
 def cut_at(session: Session, tokens_max: int) -> Session:
     """The turns whose context stays within `tokens_max` (paper §7, MaxLen); at least the first one's prompt is cut to
     fit, so that a session never vanishes."""
-    context = 0
     count = 0
-    for append, gen in zip(session.appends, session.gens, strict=True):
-        context += append + gen
-        if context > tokens_max:
+    for (_, prompt), gen in zip(session.prompts(), session.gens, strict=True):
+        if prompt + gen > tokens_max:
             break
         count += 1
     if count == 0:

@@ -30,17 +30,26 @@ def trace_sessions(path: Path, *, scale: float = 1.0) -> TraceWorkload:
     """
     recorded = [session for session in read_trace(path, scale=scale) if session.turns]
     return TraceWorkload(
-        sessions=tuple(_session(session) for session in recorded),
+        sessions=tuple(_session(session, scale) for session in recorded),
         starts_s=tuple(session.start_s for session in recorded),
         counts=trace_counts(recorded),
     )
 
 
-def _session(recorded: TraceSession) -> Session:
-    turns = recorded.turns
+def _session(recorded: TraceSession, scale: float) -> Session:
+    """Where a recorded hit is shorter than the context that a turn keeps, the rest is appended again: it was no hit."""
+    keeps, appends = array("l"), array("l")
+    context = 0
+    for turn in recorded.turns:
+        kept = context if turn.keep is None else min(turn.keep, context)
+        prompt = kept + turn.append
+        hit = kept if turn.recorded_hit is None else min(kept, round(turn.recorded_hit * scale))
+        keeps.append(KEEPS_ALL if hit == context else hit)
+        appends.append(prompt - hit)
+        context = prompt + turn.gen
     return Session(
-        appends=array("l", [turn.append for turn in turns]),
-        gens=array("l", [turn.gen for turn in turns]),
-        pauses_s=array("d", [turn.pause_s for turn in turns]),
-        keeps=array("l", [KEEPS_ALL if turn.keep is None else turn.keep for turn in turns]),
+        appends=appends,
+        gens=array("l", [turn.gen for turn in recorded.turns]),
+        pauses_s=array("d", [turn.pause_s for turn in recorded.turns]),
+        keeps=keeps,
     )
