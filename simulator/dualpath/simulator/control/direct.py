@@ -14,6 +14,7 @@ from typing import cast
 
 from dualpath.model.errors import Broken
 from dualpath.model.ids import EngineId, GroupId, NodeId
+from dualpath.model.layout import BLOCK_TOKENS
 from dualpath.model.turn import ReadSide
 from dualpath.scheduler.policy.registry import POLICIES, Policy
 from dualpath.scheduler.policy.snapshot import (
@@ -26,6 +27,7 @@ from dualpath.scheduler.policy.snapshot import (
 )
 from dualpath.scheduler.service.dispatch import FETCH_TURNS_MAX
 from dualpath.simulator.machine.cluster import Machine
+from dualpath.simulator.machine.storage_nic import StorageNic
 from dualpath.simulator.machine.turns import SimTurn
 
 
@@ -272,15 +274,20 @@ class DirectControl:
         pe_id, de_id = self._nodes[pe_node], self._nodes[de_node]
         pe_nic, de_nic = machine.nics[pe_node], machine.nics[de_node]
         self._assignment += 1
+        modes, hit = machine.modes, turn.hit_tokens
+        pe_queue, de_queue = pe_nic.settle(now), de_nic.settle(now)
+        if modes.weigh_nics:
+            de_queue = round(de_queue * pe_nic.tokens_per_s / de_nic.tokens_per_s)
         turn.side = self._policy.choose_read_side(
-            pe_id,
-            de_id,
-            {pe_id: pe_nic.settle(now), de_id: de_nic.settle(now)},
-            hit_tokens=turn.hit_tokens,
-            rotation=self._assignment,
+            pe_id, de_id, {pe_id: pe_queue, de_id: de_queue}, hit_tokens=hit, rotation=self._assignment
         ).side
-        if machine.modes.transfers:
-            (pe_nic if turn.side is ReadSide.PE else de_nic).queue_tokens += turn.hit_tokens
+        if not modes.transfers:
+            return
+        mine, other = (pe_nic, de_nic) if turn.side is ReadSide.PE else (de_nic, pe_nic)
+        if modes.split_reads:
+            turn.split_tokens = split_evenly(hit, mine, other)
+            other.queue_tokens += turn.split_tokens
+        mine.queue_tokens += hit - turn.split_tokens
 
     def _served(self, group: _Group, placed: int) -> None:
         self.close_fetch(group.rank)
@@ -300,6 +307,13 @@ class DirectControl:
         if self._live:
             return cast("tuple[EngineView, ...]", group.engines)
         return tuple(engine.view() for engine in group.engines)
+
+
+def split_evenly(hit: int, mine: StorageNic, other: StorageNic) -> int:
+    """Tokens of the hit, in whole blocks, for the other side, so that both queues end at the same time."""
+    ahead_s = other.queue_tokens / other.tokens_per_s - mine.queue_tokens / mine.tokens_per_s
+    share = (hit / mine.tokens_per_s - ahead_s) / (1 / mine.tokens_per_s + 1 / other.tokens_per_s)
+    return min(max(0, int(share)), hit) // BLOCK_TOKENS * BLOCK_TOKENS
 
 
 def _from(rotation: int, fetching: list[int], asking: list[int]) -> list[int]:

@@ -4,11 +4,15 @@ A law asks through an `Asker` and gets a decision of the right type, or `NoAnswe
 and the two laws about answers as such say what was wrong.
 """
 
+import contextlib
 import math
+import signal
+import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from enum import Enum
 from numbers import Integral, Real
+from types import FrameType
 from typing import cast
 
 from dualpath.model.turn import ReadSide
@@ -23,15 +27,25 @@ from dualpath.scheduler.policy.decisions import (
     StopReason,
 )
 from dualpath.scheduler.policy.registry import Policy
-from dualpath.simulator.laws.cases import Arguments, Case, DecodeCase, Function, PrefillCase, ReadCase, SpreadCase
+from dualpath.simulator.laws.cases import Arguments, Case, Function
 
 Groups = tuple[GroupPlacement, ...]
 Answer = PrefillDecision | DecodeDecision | Groups | ReadSideDecision
 REPR_MAX = 120
+_NOT_ITS_OWN = (__file__, contextlib.__file__)
+CALL_CPU_S = 1.0  # processor time of one call; ours take some 0.00001 s on snapshots of this size
 
 
 class NoAnswer(Exception):
-    """The policy raised, or answered with something that is no decision; the text says which."""
+    """The policy did not return; the text says why."""
+
+
+class TooLong(NoAnswer):
+    """The policy was still at work after `CALL_CPU_S`."""
+
+
+class WrongAnswer(NoAnswer):
+    """The policy returned something that is no decision; the text says what is wrong with it."""
 
 
 class Asker:
@@ -41,43 +55,53 @@ class Asker:
         self._policy = policy
         self.heard: list[str] = []
 
-    def prefill(self, case: PrefillCase, label: str = "") -> PrefillDecision:
-        """raises NoAnswer"""
-        return cast(PrefillDecision, self.any(case, label))
+    def ask(self, case: Case, label: str = "", *, arguments: Arguments | None = None) -> Answer:
+        """A decision of the type that this function has to give; raises NoAnswer, after noting what came instead.
 
-    def groups(self, case: SpreadCase, label: str = "") -> Groups:
-        """raises NoAnswer"""
-        return cast(Groups, self.any(case, label))
-
-    def decode(self, case: DecodeCase, label: str = "") -> DecodeDecision:
-        """raises NoAnswer"""
-        return cast(DecodeDecision, self.any(case, label))
-
-    def side(self, case: ReadCase, label: str = "") -> ReadSideDecision:
-        """raises NoAnswer"""
-        return cast(ReadSideDecision, self.any(case, label))
-
-    def any(self, case: Case, label: str = "", *, arguments: Arguments | None = None) -> Answer:
-        """A decision of the type that this function has to give; raises NoAnswer."""
-        answer = self.raw(case, label, arguments=arguments)
-        if fault := fault_of(case.function, answer):
-            raise NoAnswer(fault)
-        return cast(Answer, answer)
-
-    def raw(self, case: Case, label: str = "", *, arguments: Arguments | None = None) -> object:
-        """Whatever the policy returns; raises NoAnswer with its exception and the line of it that raised."""
+        arguments  the case's own, made by the caller to look at them afterwards; else made anew
+        """
         function = cast(Callable[..., object], getattr(self._policy, case.function))
         given = arguments or case.arguments()
         if label:
             self.heard.append(f"{label}:")
         try:
-            answer = function(*given.positional, **given.keywords)
+            with _cpu_limit():
+                answer = function(*given.positional, **given.keywords)
+        except _OutOfTime as out:
+            said = f"was still at work after {CALL_CPU_S:g} s of processor time"
+            self.heard += [said, *_raised_at(out)]
+            raise TooLong(said) from out
         except (Exception, SystemExit) as error:
-            said = f"raised {type(error).__name__}" + (f": {error}" if str(error) else "")
+            said = f"raised {type(error).__name__}" + (f": {_cut(str(error))}" if str(error) else "")
             self.heard += [said, *_raised_at(error)]
             raise NoAnswer(said) from error
         self.heard += text_of(answer)
-        return answer
+        if fault := fault_of(case.function, answer):
+            raise WrongAnswer(fault)
+        return cast(Answer, answer)
+
+
+class _OutOfTime(BaseException):
+    """No Exception: a policy that catches those must not catch this one."""
+
+
+@contextlib.contextmanager
+def _cpu_limit() -> Iterator[None]:
+    """Ends a call that computes for ever. Signals reach the main thread only; in another one there is no limit."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(_signal: int, _frame: FrameType | None) -> None:
+        raise _OutOfTime
+
+    before = signal.signal(signal.SIGVTALRM, stop)
+    signal.setitimer(signal.ITIMER_VIRTUAL, CALL_CPU_S)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_VIRTUAL, 0)
+        signal.signal(signal.SIGVTALRM, before)
 
 
 def fault_of(function: Function, answer: object) -> str | None:
@@ -122,7 +146,7 @@ def _placement_text(placement: object) -> str:
 
 def _raised_at(error: BaseException) -> list[str]:
     """The last line of the policy's own that was running, seen from here."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename != __file__]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename not in _NOT_ITS_OWN]
     own = [frame for frame in frames if frame.filename == frames[0].filename]
     if not own:
         return []
@@ -199,13 +223,12 @@ def _short(value: object) -> str:
         text = repr(value)
     except Exception as error:
         text = f"something whose repr raises {type(error).__name__}"
+    return _cut(text)
+
+
+def _cut(text: str) -> str:
     return text if len(text) <= REPR_MAX else text[: REPR_MAX - 3] + "..."
 
 
 def _words(reason: object) -> str:
     return str(reason).replace("_", " ")
-
-
-def named(items: Sequence[str]) -> str:
-    """Names with commas, or "nothing"."""
-    return ", ".join(items) if items else "nothing"

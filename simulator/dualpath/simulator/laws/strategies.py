@@ -1,11 +1,12 @@
 """Snapshots to try a policy on: small numbers that can be checked in the head, many ties, and everything that is rare.
 
 Several nodes with several engines each, ranks with gaps, empty lines, turns without hits, nodes that said nothing,
-engines over beta, engines in debt, no HBM anywhere, rotations from 0 to millions. All of it shrinks to the left.
+engines over beta, engines in debt, HBM that fits to the token, rotations from 0 to millions. All shrinks to the left.
 """
 
 from collections import Counter
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import NamedTuple
 
 from hypothesis import strategies as st
@@ -20,10 +21,10 @@ from dualpath.scheduler.policy.snapshot import (
     PrefillSnapshot,
     WaitingTurn,
 )
-from dualpath.simulator.laws.cases import DecodeCase, PrefillCase, ReadCase, SpreadCase
+from dualpath.simulator.laws.cases import Case, DecodeCase, Function, PrefillCase, ReadCase, SpreadCase
 
-TURNS_MAX = 6
-ENGINES_MAX = 5
+TURNS_MAX = 5
+ENGINES_MAX = 4
 GROUPS_MAX = 4
 NODES_MAX = 3
 RANK_MAX = 20
@@ -33,6 +34,32 @@ AMPLE_HBM_TOKENS = 100_000_000
 _LOADS = (0, 1, 10, 50, 64, 100, 150, 200)
 _HITS = (0, 64, 128)  # whole blocks
 _NODES = tuple(NodeId(f"n{at}") for at in range(NODES_MAX))
+
+
+def any_cases(function: Function) -> st.SearchStrategy[Case]:
+    """Whatever this function may be asked."""
+    match function:
+        case Function.ASSIGN_PREFILL:
+            return prefill_cases()
+        case Function.SPREAD_TO_GROUPS:
+            return spread_cases()
+        case Function.ASSIGN_DECODE:
+            return decode_cases()
+        case Function.CHOOSE_READ_SIDE:
+            return read_cases()
+
+
+def idle_cases(function: Function) -> st.SearchStrategy[Case]:
+    """Turns wait and nothing stands in their way; a read always has an answer, so there it is any case."""
+    match function:
+        case Function.ASSIGN_PREFILL:
+            return idle_prefill_cases()
+        case Function.SPREAD_TO_GROUPS:
+            return idle_spread_cases()
+        case Function.ASSIGN_DECODE:
+            return idle_decode_cases()
+        case Function.CHOOSE_READ_SIDE:
+            return read_cases()
 
 
 class _Engine(NamedTuple):
@@ -54,39 +81,36 @@ def idle_prefill_cases() -> st.SearchStrategy[PrefillCase]:
     return st.builds(PrefillCase, _prefill_snapshots(long_lines(), idle, st.just({})), limits())
 
 
-def tied_prefill_cases() -> st.SearchStrategy[PrefillCase]:
-    """One short turn and several idle engines of one node: nothing but the rotation tells them apart."""
-    return st.builds(PrefillCase, _prefill_snapshots(one_turn(), alike_engines(), st.just({})), limits())
-
-
-def spread_cases(*, groups_min: int = 0) -> st.SearchStrategy[SpreadCase]:
+def spread_cases() -> st.SearchStrategy[SpreadCase]:
     """Any decode queue over any DE groups."""
-    return st.builds(SpreadCase, lines(), group_views(min_size=groups_min), rotations())
+    return st.builds(SpreadCase, lines(), group_views(), rotations())
+
+
+def idle_spread_cases() -> st.SearchStrategy[SpreadCase]:
+    """Turns wait, and the groups, one at least, have nothing to do."""
+    return st.builds(SpreadCase, long_lines(), group_views(st.just(0), min_size=1), rotations())
 
 
 @st.composite
-def tied_spread_cases(draw: st.DrawFn) -> SpreadCase:
-    """One turn and several groups of equal tokens."""
-    groups = draw(group_views(min_size=2))
-    return SpreadCase(
-        draw(one_turn()), tuple(group._replace(open_tokens=0, queued_tokens=0) for group in groups), draw(rotations())
-    )
+def decode_cases(draw: st.DrawFn) -> DecodeCase:
+    """Any fetch of a DE group; in half of them the HBM is what the first turns need, or one token less."""
+    waiting = draw(lines())
+    needs = list(accumulate(turn.total_tokens_max for turn in waiting))
+    tight = [tokens - less for tokens in needs for less in (0, 1)]
+    fits = draw(st.booleans()) and bool(tight)
+    engines = draw(engine_views(loads(st.sampled_from(tight) if fits else None)))
+    return DecodeCase(DecodeSnapshot(waiting, engines, draw(rotations())), draw(limits()))
 
 
-def decode_cases() -> st.SearchStrategy[DecodeCase]:
-    """Any fetch of a DE group."""
-    return st.builds(DecodeCase, _decode_snapshots(lines(), engine_views(loads())), limits())
-
-
-def idle_decode_cases() -> st.SearchStrategy[DecodeCase]:
-    """Turns wait, and the DEs have nothing but free HBM."""
-    idle = engine_views(st.just((0, 0, AMPLE_HBM_TOKENS)), min_size=1)
-    return st.builds(DecodeCase, _decode_snapshots(long_lines(), idle), limits())
-
-
-def tied_decode_cases() -> st.SearchStrategy[DecodeCase]:
-    """One short turn and several idle DEs with ample HBM."""
-    return st.builds(DecodeCase, _decode_snapshots(one_turn(), alike_engines()), limits())
+@st.composite
+def idle_decode_cases(draw: st.DrawFn) -> DecodeCase:
+    """Turns wait, the DEs do nothing, and at least one of them has the HBM for the head, often to the token."""
+    waiting = draw(long_lines())
+    enough = st.sampled_from((waiting[0].total_tokens_max, AMPLE_HBM_TOKENS))
+    engines = list(draw(engine_views(st.tuples(st.just(0), st.just(0), st.just(0) | enough), min_size=1)))
+    roomy = draw(st.integers(0, len(engines) - 1))
+    engines[roomy] = engines[roomy]._replace(free_hbm_tokens=draw(enough))
+    return DecodeCase(DecodeSnapshot(waiting, tuple(engines), draw(rotations())), draw(limits()))
 
 
 def read_cases() -> st.SearchStrategy[ReadCase]:
@@ -95,19 +119,10 @@ def read_cases() -> st.SearchStrategy[ReadCase]:
     return st.builds(ReadCase, node, node, read_queues(), st.sampled_from((*_HITS, 1_000_000)), rotations())
 
 
-@st.composite
-def tied_read_cases(draw: st.DrawFn) -> ReadCase:
-    """Hits to read, two nodes, queues of equal length."""
-    pe_node, de_node = draw(st.permutations(_NODES))[:2]
-    tokens = draw(st.sampled_from(_LOADS))
-    hit_tokens = draw(st.sampled_from((64, 128)))
-    return ReadCase(pe_node, de_node, {pe_node: tokens, de_node: tokens}, hit_tokens, draw(rotations()))
-
-
-def lines(*, min_size: int = 0) -> st.SearchStrategy[tuple[WaitingTurn, ...]]:
+def lines() -> st.SearchStrategy[tuple[WaitingTurn, ...]]:
     """A line in order of arrival, turns of 1 to 178 tokens that generate 1 to 3 more."""
     shape = st.tuples(st.sampled_from(_HITS), st.integers(1, 50), st.integers(1, 3))
-    return st.lists(shape, min_size=min_size, max_size=TURNS_MAX).map(_turns)
+    return st.lists(shape, max_size=TURNS_MAX).map(_turns)
 
 
 def long_lines() -> st.SearchStrategy[tuple[WaitingTurn, ...]]:
@@ -118,48 +133,35 @@ def long_lines() -> st.SearchStrategy[tuple[WaitingTurn, ...]]:
     )
 
 
-def one_turn() -> st.SearchStrategy[tuple[WaitingTurn, ...]]:
-    """A line of one."""
-    return lines(min_size=1).map(lambda line: line[:1])
-
-
-def loads() -> st.SearchStrategy[tuple[int, int, int]]:
+def loads(hbm: st.SearchStrategy[int] | None = None) -> st.SearchStrategy[tuple[int, int, int]]:
     """Open turns, open tokens, free HBM (below zero: the engine is in debt)."""
-    hbm = st.one_of(st.sampled_from((0, 100, -10)), st.integers(0, 600))
-    return st.tuples(st.integers(0, 3), st.sampled_from(_LOADS), hbm)
+    any_hbm = st.one_of(st.sampled_from((0, 100, -10)), st.integers(0, 600))
+    return st.tuples(st.integers(0, 3), st.sampled_from(_LOADS), any_hbm if hbm is None else hbm)
 
 
 @st.composite
 def engine_views(
     draw: st.DrawFn, load: st.SearchStrategy[tuple[int, int, int]], *, min_size: int = 0
 ) -> tuple[EngineView, ...]:
-    """Engines of one group in any order on a few nodes; now and then none of them has any HBM."""
-    shape = st.tuples(st.integers(0, NODES_MAX - 1), st.integers(0, RANK_MAX), load)
-    shapes = draw(st.lists(shape, unique_by=lambda drawn: drawn[1], min_size=min_size, max_size=ENGINES_MAX))
-    no_hbm = draw(st.integers(0, 9)) == 9
-    return _views([_Engine(node, rank, n, tok, min(hbm, 0) if no_hbm else hbm) for node, rank, (n, tok, hbm) in shapes])
+    """Engines of one group in any order on a few nodes, in half of the groups all of one load."""
+    places = st.tuples(st.integers(0, NODES_MAX - 1), st.integers(0, RANK_MAX))
+    shapes = draw(st.lists(places, unique_by=lambda drawn: drawn[1], min_size=min_size, max_size=ENGINES_MAX))
+    alike = draw(load) if draw(st.booleans()) else None
+    return _views([_Engine(node, rank, *(draw(load) if alike is None else alike)) for node, rank in shapes])
 
 
 @st.composite
-def alike_engines(draw: st.DrawFn) -> tuple[EngineView, ...]:
-    """Two or more idle engines of one node."""
-    ranks = draw(st.lists(st.integers(0, RANK_MAX), unique=True, min_size=2, max_size=ENGINES_MAX))
-    return _views([_Engine(0, rank, 0, 0, AMPLE_HBM_TOKENS) for rank in ranks])
-
-
-@st.composite
-def group_views(draw: st.DrawFn, *, min_size: int = 0) -> tuple[GroupView, ...]:
-    """DE groups in any order; ranks may have gaps."""
-    load = st.sampled_from(_LOADS)
-    shapes = draw(
-        st.lists(
-            st.tuples(st.integers(0, RANK_MAX), load, load),
-            unique_by=lambda drawn: drawn[0],
-            min_size=min_size,
-            max_size=GROUPS_MAX,
-        )
+def group_views(
+    draw: st.DrawFn, load: st.SearchStrategy[int] | None = None, *, min_size: int = 0
+) -> tuple[GroupView, ...]:
+    """DE groups in any order, in half of the cases all of one load; ranks may have gaps."""
+    load = st.sampled_from(_LOADS) if load is None else load
+    ranks = draw(st.lists(st.integers(0, RANK_MAX), unique=True, min_size=min_size, max_size=GROUPS_MAX))
+    tokens = st.tuples(load, load)
+    alike = draw(tokens) if draw(st.booleans()) else None
+    return tuple(
+        GroupView(GroupId(f"g{at}"), rank, *(draw(tokens) if alike is None else alike)) for at, rank in enumerate(ranks)
     )
-    return tuple(GroupView(GroupId(f"g{at}"), *shape) for at, shape in enumerate(shapes))
 
 
 def read_queues() -> st.SearchStrategy[dict[NodeId, int]]:
@@ -189,12 +191,6 @@ def _prefill_snapshots(
     queues: st.SearchStrategy[dict[NodeId, int]] | None = None,
 ) -> st.SearchStrategy[PrefillSnapshot]:
     return st.builds(PrefillSnapshot, waiting, engines, read_queues() if queues is None else queues, rotations())
-
-
-def _decode_snapshots(
-    waiting: st.SearchStrategy[tuple[WaitingTurn, ...]], engines: st.SearchStrategy[tuple[EngineView, ...]]
-) -> st.SearchStrategy[DecodeSnapshot]:
-    return st.builds(DecodeSnapshot, waiting, engines, rotations())
 
 
 def _turns(shapes: Sequence[tuple[int, int, int]]) -> tuple[WaitingTurn, ...]:

@@ -133,8 +133,12 @@ class Machine:
         now = turn.granted_at_s = self.timeline.now_s
         ready = now
         if turn.hit_tokens and self.modes.transfers:
-            node = self.node_of[turn.pe if turn.side is ReadSide.PE else turn.de]
-            ready = self.nics[node].read(now, turn.hit_tokens)
+            node, other = self.node_of[turn.pe], self.node_of[turn.de]
+            if turn.side is not ReadSide.PE:
+                node, other = other, node
+            ready = self.nics[node].read(now, turn.hit_tokens - turn.split_tokens)
+            if turn.split_tokens:
+                ready = max(ready, self.nics[other].read(now, turn.split_tokens))
             if self.notify_reads:
                 self.timeline.at(ready, self.control.read_done, turn)
         turn.ready_at_s = ready

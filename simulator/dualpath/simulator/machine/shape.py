@@ -63,6 +63,8 @@ class Modes:
     layerwise         one layer of the batch in PE HBM; without it a turn's whole prompt sits there (paper: Basic)
     transfers         False: reads and copies of KV cost nothing and take no time (paper: Oracle)
     event_driven      a PE group's fetch stays open during its steps; without, it asks only between steps (paper)
+    weigh_nics        read queues are compared in seconds of each NIC's goodput, not in tokens
+    split_reads       a turn's hit KV is read on both sides, so much on each that both are done at once
     decode_fetch_s    how often a DE group asks
     balance_window_s  over which the traffic of the storage NICs is compared
     """
@@ -70,6 +72,8 @@ class Modes:
     layerwise: bool = True
     transfers: bool = True
     event_driven: bool = False
+    weigh_nics: bool = False
+    split_reads: bool = False
     decode_fetch_s: float = 0.04
     balance_window_s: float = 60.0
 

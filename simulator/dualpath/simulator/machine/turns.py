@@ -11,6 +11,7 @@ class SimTurn:
 
     remaining_tokens  miss tokens that are not computed yet
     pe, de            engine numbers, -1 until placed
+    split_tokens      of the hit, read on the other side than `side` (0 but for split reads)
     """
 
     __slots__ = (
@@ -32,6 +33,7 @@ class SimTurn:
         "remaining_tokens",
         "session",
         "side",
+        "split_tokens",
         "submitted_at_s",
         "turn_id",
     )
@@ -46,6 +48,7 @@ class SimTurn:
         self.prompt_tokens = hit + miss
         self.max_new_tokens = gen
         self.pe = self.de = -1
+        self.split_tokens = 0
         self.side: ReadSide | None = None
         self.submitted_at_s = self.placed_at_s = self.planned_at_s = self.granted_at_s = 0.0
         self.ready_at_s = self.prefilling_at_s = self.prefilled_at_s = self.decoding_at_s = 0.0

@@ -16,7 +16,7 @@ ABLATION = ("basic", "layerwise", "alternating", "dualpath")
 
 # Online: arrivals go on for an hour; latencies are of turns submitted in its second half.
 ONLINE_S, ONLINE_WARM_UP_S = 3600.0, 1800.0
-SCALE_ONLINE_S, SCALE_ONLINE_WARM_UP_S = 2400.0, 1200.0
+SCALE_ONLINE_S, SCALE_ONLINE_WARM_UP_S = 1200.0, 800.0
 # On a grid of 0.05 sessions per second up to the first rate past each knee.
 ONLINE_APS: Mapping[tuple[str, str], Sequence[float]] = {
     ("ds-660b", "dualpath"): (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5),
@@ -191,7 +191,11 @@ def held_out_jct_s() -> Mapping[Case, float]:
             shown[ablation_case(system, count)] = jct_s
     for shape in table3_shapes("offline"):
         shown[table3_offline_case(shape)] = numbers["table3"]["offline"][shape]["jct_s"]
-    fitted = set()
+    fitted = {
+        scaled_case("append", scale, system)
+        for scale in numbers["fig9"]["append"]["scale"]
+        for system in numbers["fit"]["fig9_append"]
+    }
     for model in MODELS:
         for cell in fig7_cells(model):
             shown[cell.case] = cell.jct_s

@@ -14,8 +14,8 @@ policies on a model of the cluster ([simulator/README.md](../simulator/README.md
 section 8 of arXiv 2602.21548; what it shows only as a plot was read off by eye (about 2 %). Times are seconds.
 """
 FITTED = """The cost profiles of the three models (`simulator/dualpath/simulator/profiles/models/`) were fitted to the
-rows of Fig. 7 marked "fitted" and to nothing else; there is no constant per cell, and the storage and compute NICs are
-the same for all models. Everything else on this page is held out.
+rows of Fig. 7 marked "fitted" and the appends of Fig. 9; there is no constant per cell, and the storage and compute
+NICs are the same for all models. Everything else on this page is held out.
 """
 
 
