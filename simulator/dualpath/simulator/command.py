@@ -2,7 +2,7 @@
 
 import typer
 
-from dualpath.simulator.commands import reproduce, run
+from dualpath.simulator.commands import plan, reproduce, run
 
 
 def register(app: typer.Typer) -> None:
@@ -15,6 +15,9 @@ def register(app: typer.Typer) -> None:
     sim.command("run", help="One workload under one system.", epilog=run.RUN_EPILOG)(run.run)
     sim.command("compare", help="One workload under several systems or policies.", epilog=run.COMPARE_EPILOG)(
         run.compare
+    )
+    sim.command("plan", help="The best split of nodes, what bounds each, and the sizes needed.", epilog=plan.EPILOG)(
+        plan.plan
     )
     sim.command("reproduce", help="Every figure of the paper's evaluation, beside its numbers.",
                 epilog=reproduce.EPILOG)(reproduce.reproduce)  # fmt: skip

@@ -80,6 +80,9 @@ class Recorder:
             nic_read_tokens=tuple(nic.read_tokens for nic in machine.nics),
             nic_max_over_avg=max_over_avg([nic.window_tokens for nic in machine.nics]),
             attention_max_over_avg=attention_balance(machine.prefill, FIRST_PART * now),
+            prefill_busy=tuple(unit.busy_s / now if now else 0.0 for unit in machine.prefill),
+            buffer_peak_tokens=max((gate.peak_tokens for gate in machine.gates), default=0),
+            hbm_peak_tokens=max((engine.peak_tokens for engine in machine.decode), default=0),
             decode_batch_max=max((engine.batch_max for engine in machine.decode), default=0),
         )
 
@@ -109,6 +112,8 @@ class Summary:
     parts_s           TTFT cut at plan, buffer grant and arrival of the hit KV (paper Fig. 11)
     nic_busy          share of the run that each node's storage NIC was reading
     nic_max_over_avg  busiest storage NIC over their mean, mean over time windows (paper Fig. 14)
+    prefill_busy      share of the run that each PE group (engine, without lockstep) was in a step
+    *_peak_tokens     most that one DE buffer (PE HBM, without layerwise) and one decode engine held
     attention_max_over_avg  the same for attention seconds of a PE group's step, early in the run (paper Fig. 15)
     """
 
@@ -126,6 +131,9 @@ class Summary:
     nic_read_tokens: tuple[int, ...]
     nic_max_over_avg: float
     attention_max_over_avg: float
+    prefill_busy: tuple[float, ...] = ()
+    buffer_peak_tokens: int = 0
+    hbm_peak_tokens: int = 0
     decode_batch_max: int = 0
 
     @property

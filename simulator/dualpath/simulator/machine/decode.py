@@ -19,7 +19,8 @@ class DecodeEngine:
     """Turns that generate on one GPU."""
 
     __slots__ = ("_armed_at_s", "_base_s", "_clock", "_ends", "_finished", "_per_token_s", "_per_turn_s", "_step_s",
-                 "_timeline", "_updated_at_s", "batch_max", "number")  # fmt: skip
+                 "_timeline", "_updated_at_s", "batch_max", "held_tokens",
+                 "number", "peak_tokens")  # fmt: skip
 
     def __init__(
         self,
@@ -33,6 +34,7 @@ class DecodeEngine:
     ) -> None:
         self.number = number
         self.batch_max = 0
+        self.held_tokens = self.peak_tokens = 0  # prompt and generation of the turns that decode here
         self._timeline = timeline
         self._finished = finished
         self._base_s = base_s
@@ -55,6 +57,9 @@ class DecodeEngine:
         heapq.heappush(ends, (self._clock + turn.max_new_tokens - 1, turn.arrival, turn))
         if len(ends) > self.batch_max:
             self.batch_max = len(ends)
+        self.held_tokens += turn.prompt_tokens + turn.max_new_tokens
+        if self.held_tokens > self.peak_tokens:
+            self.peak_tokens = self.held_tokens
         # a turn that starts later only delays the others, so an armed look can be early, never late
         when = now + (ends[0][0] - self._clock) * self._step_s
         if when < self._armed_at_s:
@@ -73,6 +78,7 @@ class DecodeEngine:
         while ends and ends[0][0] <= clock + CLOCK_SLACK:
             turn = heapq.heappop(ends)[2]
             self._step_s -= self._per_turn_s + self._per_token_s * turn.prompt_tokens
+            self.held_tokens -= turn.prompt_tokens + turn.max_new_tokens
             self._finished(turn)
         if ends:
             when = now + (ends[0][0] - clock) * self._step_s

@@ -9,11 +9,11 @@ from dualpath.simulator.machine.turns import SimTurn
 class Gate:
     """First come, first served; nobody overtakes the head, so a large turn is not starved by small ones."""
 
-    __slots__ = ("_granted", "_waiting", "capacity_tokens", "used_tokens")
+    __slots__ = ("_granted", "_waiting", "capacity_tokens", "peak_tokens", "used_tokens")
 
     def __init__(self, capacity_tokens: int, granted: Callable[[SimTurn], None]) -> None:
         self.capacity_tokens = capacity_tokens
-        self.used_tokens = 0
+        self.used_tokens = self.peak_tokens = 0
         self._granted = granted
         self._waiting: deque[SimTurn] = deque()
 
@@ -25,14 +25,17 @@ class Gate:
         if self._waiting or self.used_tokens + turn.prompt_tokens > self.capacity_tokens:
             self._waiting.append(turn)
         else:
-            self.used_tokens += turn.prompt_tokens
-            self._granted(turn)
+            self._let_in(turn)
 
     def leave(self, turn: SimTurn) -> None:
         """Give the turn's prompt back and let in who waits and fits."""
         self.used_tokens -= turn.prompt_tokens
         waiting = self._waiting
         while waiting and self.used_tokens + waiting[0].prompt_tokens <= self.capacity_tokens:
-            entering = waiting.popleft()
-            self.used_tokens += entering.prompt_tokens
-            self._granted(entering)
+            self._let_in(waiting.popleft())
+
+    def _let_in(self, turn: SimTurn) -> None:
+        self.used_tokens += turn.prompt_tokens
+        if self.used_tokens > self.peak_tokens:
+            self.peak_tokens = self.used_tokens
+        self._granted(turn)

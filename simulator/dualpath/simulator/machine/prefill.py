@@ -70,6 +70,7 @@ class PrefillUnit:
         self.first = first
         self.engines = [PrefillEngine(factor) for factor in slowness]
         self.step_at_s, self.step_max_s, self.step_mean_s = array("d"), array("f"), array("f")
+        self.busy_s = 0.0  # in steps
         self._timeline = timeline
         self._cost = cost
         self._prefilled = prefilled
@@ -127,7 +128,9 @@ class PrefillUnit:
         self.step_max_s.append(longest)
         self.step_mean_s.append(sum(attention) / len(attention))
         self._step_begins(self.group)
-        self._timeline.at(now + longest + ffn / len(self.engines) + cost.step_s, self._end, batch)
+        step_s = longest + ffn / len(self.engines) + cost.step_s
+        self.busy_s += step_s
+        self._timeline.at(now + step_s, self._end, batch)
 
     def _pack(self, runnable: deque[SimTurn], now: float) -> list[tuple[SimTurn, int, float]]:
         """The engine's share of the next forward: whole turns while they fit, then the agent's own rule for the cut."""
