@@ -9,7 +9,7 @@ SOURCES := $(wildcard sdk scheduler engine_agent storage_shim simulator tests be
 UV_VERSION := 0.13.9
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format proto bench-main lock clean
+.PHONY: help setup demo test lint format proto bench-main reproduce lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -39,6 +39,10 @@ proto: setup ## write the stubs in sdk/dualpath/v1 from proto/dualpath/v1
 
 bench-main: setup ## run the main benchmark; OUT=file.json keeps the numbers
 	@$(BIN)/python benchmarks/bench_main.py $(if $(OUT),--out $(OUT))
+
+reproduce: setup ## simulate the paper's evaluation; OUT=file.json keeps the figures, JOBS=1 takes one core
+	@$(BIN)/dualpath sim reproduce --keep build/reproduce --jobs $(or $(JOBS),0) $(if $(OUT),--out $(OUT)) \
+	    $(if $(DOCS),--docs $(DOCS))
 
 lock: ## write requirements.lock from pyproject.toml; UPGRADE=1 takes newer releases
 	$(PYTHON) -m venv build/lock

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -59,7 +60,8 @@ def plan(
         trace=trace, trace_scale=trace_scale, max_len=max_len, sessions=sessions, append_scale=append_scale,
         gen_scale=gen_scale, aps=aps, pauses=pauses, until_s=until_s, warm_up_s=warm_up_s, seed=seed,
     )  # fmt: skip
-    base = Case(profile, "dualpath", load_profile(profile).shape.name, workload, **options.changes_of(settings))
+    shape = load_profile(profile).shape.name
+    base = replace(Case(profile, "dualpath", shape, workload), **options.changes_of(settings))  # type: ignore[arg-type]
     try:
         with options.watching(f"planning {nodes} nodes", quiet=as_json) as told:
             found = make_plan(base, nodes, slo, jobs=options.jobs_of(jobs), kept=keep, told=told)

@@ -195,6 +195,7 @@ def held_out_jct_s() -> Mapping[Case, float]:
         scaled_case("append", scale, system)
         for scale in numbers["fig9"]["append"]["scale"]
         for system in numbers["fit"]["fig9_append"]
+        if scale > 1  # else it is a bar of Fig. 7
     }
     for model in MODELS:
         for cell in fig7_cells(model):
