@@ -2,7 +2,7 @@
 
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import resources
 from typing import Any
@@ -170,11 +170,35 @@ def figure_cases(figure: str) -> list[Case]:
             return [table3_offline_case(shape) for shape in table3_shapes("offline")] + [
                 table3_online_case(shape) for shape in table3_shapes("online")
             ]
+        case "beyond":
+            return [beyond_case(load, system) for load in BEYOND_LOADS for system in ("dualpath", *BEYOND)]
         case _:
             raise KeyError(figure)
 
 
 FIGURES = ("fig7", "fig8", "fig9", "fig10", "fig11", "fig12", "fig14", "fig15", "table3")
+MORE_FIGURES = ("beyond",)  # not of the paper
+
+# What goes beyond the paper, and the loads on which it is measured against dualpath.
+BEYOND = ("event", "weighted", "split", "event-split")
+BEYOND_LOADS: Mapping[str, Case] = {
+    "660B 2P4D, 64K, 1,024": Case("ds-660b", "dualpath", "2P4D", Workload(65_536, 1024)),
+    "660B 2P4D, 32K, 1,024": Case("ds-660b", "dualpath", "2P4D", Workload(32_768, 1024)),
+    "27B 1P1D, 64K, 1,024": Case("ds-27b", "dualpath", "1P1D", Workload(65_536, 1024)),
+    "27B 2P1D, 64K, 1,024": Case("ds-27b", "dualpath", "2P1D", Workload(65_536, 1024)),
+    "27B 1P2D, 64K, 1,024": Case("ds-27b", "dualpath", "1P2D", Workload(65_536, 1024)),
+    "Qwen 1P2D, 48K, 256": Case("qwen-32b", "dualpath", "1P2D", Workload(49_152, 256)),
+    "27B 2P2D, 64K, 1,024, a slow NIC": Case(
+        "ds-27b", "dualpath", "2P2D", Workload(65_536, 1024), slow_nics=((0, 2.0),)
+    ),
+    "660B 2P4D, 64K, 0.15 APS": online_case("ds-660b", "dualpath", "2P4D", 0.15, until_s=1800.0, warm_up_s=600.0),
+    "660B 2P4D, 64K, 0.45 APS": online_case("ds-660b", "dualpath", "2P4D", 0.45, until_s=2400.0, warm_up_s=1200.0),
+    "27B 1P1D, 64K, 0.4 APS": online_case("ds-27b", "dualpath", "1P1D", 0.4, until_s=2400.0, warm_up_s=1200.0),
+}
+
+
+def beyond_case(load: str, system: str) -> Case:
+    return replace(BEYOND_LOADS[load], system=system)
 
 
 def held_out_jct_s() -> Mapping[Case, float]:

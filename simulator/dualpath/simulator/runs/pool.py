@@ -36,17 +36,19 @@ def run_cases(
     raises  what a run raises, KeyboardInterrupt as it is; whatever had ended before is in `kept`
     """
     wanted = list(dict.fromkeys(cases))
-    results: dict[Case, Result] = {}
-    for case in wanted:
-        found = _load(kept, case)
-        if found is not None:
-            results[case] = found
+    results = load_kept(wanted, kept)
     left = [case for case in wanted if case not in results]
     if jobs <= 1 or len(left) <= 1:
         _run_here(left, results, kept, len(wanted), told)
     else:
         _run_in_pool(left, results, kept, len(wanted), told, jobs)
     return {case: results[case] for case in wanted}
+
+
+def load_kept(cases: Sequence[Case], kept: Path | None) -> dict[Case, Result]:
+    """Those results that are kept already."""
+    found = {case: _load(kept, case) for case in dict.fromkeys(cases)}
+    return {case: result for case, result in found.items() if result is not None}
 
 
 def _run_here(
