@@ -21,8 +21,8 @@ SCALE_ONLINE_S, SCALE_ONLINE_WARM_UP_S = 1200.0, 800.0
 ONLINE_APS: Mapping[tuple[str, str], Sequence[float]] = {
     ("ds-660b", "dualpath"): (0.1, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5),
     ("ds-660b", "basic"): (0.1, 0.15, 0.2, 0.25),
-    ("ds-27b", "dualpath"): (0.1, 0.2, 0.3, 0.4, 0.45, 0.5, 0.55),
-    ("ds-27b", "basic"): (0.1, 0.2, 0.25, 0.3, 0.35),
+    ("ds-27b", "dualpath"): (0.2, 0.4, 0.45, 0.5, 0.55),
+    ("ds-27b", "basic"): (0.2, 0.25, 0.3, 0.35),
 }
 
 

@@ -164,10 +164,11 @@ def bottleneck(result: Result, shape: Shape, costs: Costs) -> tuple[str, str]:
         "de_nic_busy": "the decode nodes' storage NICs",
     }
     busiest = max(shares, key=lambda name: shares[name])
+    if full >= FULL_ENOUGH and waits["scheduling"]["mean"] > WAIT_ENOUGH * ttft_s:
+        said = f"{full:.0%} of the HBM is in use at the peak, and turns wait to be placed; {said}"
+        return (f"{names[busiest]} and decode HBM" if shares[busiest] >= FULL_ENOUGH else "decode HBM"), said
     if shares[busiest] >= BUSY_ENOUGH:
         return names[busiest], said
-    if full >= FULL_ENOUGH and waits["scheduling"]["mean"] > WAIT_ENOUGH * ttft_s:
-        return "decode HBM", f"{full:.0%} of it is in use at the peak, turns wait for it; {said}"
     if waits["buffer"]["mean"] > WAIT_ENOUGH * ttft_s:
         return "the DE buffer", f"{waits['buffer']['mean']:.1f} s of TTFT are waits for it; {said}"
     if tpot_s > SLOW_DECODE * costs.tpot_base_s:
