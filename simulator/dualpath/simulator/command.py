@@ -2,7 +2,7 @@
 
 import typer
 
-from dualpath.simulator.commands import plan, reproduce, run
+from dualpath.simulator.commands import plan, reproduce, run, tune
 
 
 def register(app: typer.Typer) -> None:
@@ -16,6 +16,7 @@ def register(app: typer.Typer) -> None:
     sim.command("compare", help="One workload under several systems or policies.", epilog=run.COMPARE_EPILOG)(
         run.compare
     )
+    sim.command("tune", help="Search alpha, beta, headroom, quota and fetch cadence.", epilog=tune.EPILOG)(tune.tune)
     sim.command("plan", help="The best split of nodes, what bounds each, and the sizes needed.", epilog=plan.EPILOG)(
         plan.plan
     )
