@@ -172,9 +172,7 @@ def test_a_deadlock_is_an_error_with_a_report() -> None:
     scenario = SMALL.scenario()
     system = replace(scenario.system, policy=replace(scenario.system.policy, assign_prefill=never))
 
-    with pytest.raises(
-        Broken, match="nothing is left to happen; 12 of 12 sessions are open"
-    ):
+    with pytest.raises(Broken, match="nothing is left to happen; 12 of 12 sessions are open"):
         simulate(replace(scenario, system=system))
 
 

@@ -1,14 +1,11 @@
 """`dualpath sim run` and `dualpath sim compare`: one workload under one system, or under several."""
 
 import json
-import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any
 
 import typer
@@ -21,6 +18,7 @@ from dualpath.simulator.driver import EndEarly
 from dualpath.simulator.profiles.profile import load_profile
 from dualpath.simulator.reproduce.figures import Table
 from dualpath.simulator.runs.case import Case, run_case
+from dualpath.simulator.runs.interrupt import at_safe_points
 from dualpath.simulator.runs.pool import Result, run_cases
 from dualpath.simulator.scenario import SYSTEMS
 from dualpath.simulator.workload.generator import PAPER_SEED
@@ -86,16 +84,16 @@ def run(
     built, _ = workload.build()
     counts = session_counts(built)
     began_s = time.monotonic()
-    with options.watching(case.title, quiet=as_json) as told, _ending_early() as wanted:
+    with options.watching(case.title, quiet=as_json) as told, at_safe_points() as interrupt:
 
         def progress(turns: int, ended_sessions: int) -> None:
             if told is not None:
                 told(0, 1, turns, f"{ended_sessions:,} of {counts.sessions:,} sessions ended")
-            if wanted:
+            if interrupt.is_wanted:
                 raise EndEarly
 
         summary = run_case(case, progress=progress, with_service=with_service).as_dict()
-    complete = not wanted
+    complete = not interrupt.is_wanted
     recorded = trace_sessions(trace, scale=trace_scale).counts if trace is not None else None
     body: dict[str, Any] = {
         "case": asdict(case),
@@ -227,23 +225,6 @@ def summary_table(summaries: Mapping[str, Result]) -> Table:
 
 def _mean_busy(shares: Sequence[float]) -> str:
     return f"{sum(shares) / len(shares):.1%}"
-
-
-@contextmanager
-def _ending_early() -> Iterator[list[bool]]:
-    """Ctrl-C once: the list is no longer empty. Twice: KeyboardInterrupt."""
-    wanted: list[bool] = []
-
-    def note(number: int, frame: FrameType | None) -> None:
-        if wanted:
-            raise KeyboardInterrupt
-        wanted.append(True)
-
-    before = signal.signal(signal.SIGINT, note)
-    try:
-        yield wanted
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def _tell(body: Mapping[str, Any], out: Path | None, as_json: bool) -> None:

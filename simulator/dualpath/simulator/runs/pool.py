@@ -15,6 +15,7 @@ from typing import Any
 
 from dualpath.model.errors import Broken
 from dualpath.simulator.runs.case import Case, run_case
+from dualpath.simulator.runs.interrupt import at_safe_points
 
 POLL_S = 0.5
 
@@ -78,12 +79,16 @@ def _run_in_pool(
     context = multiprocessing.get_context("spawn")
     turns: Synchronized[int] = context.Value("q", 0)
     ordered = sorted(left, key=_weight, reverse=True)  # the longest first: none is left alone at the end
-    with ProcessPoolExecutor(
-        min(jobs, len(left)), mp_context=context, initializer=_begin_worker, initargs=(turns,)
-    ) as pool:
+    with (
+        at_safe_points() as interrupt,
+        ProcessPoolExecutor(
+            min(jobs, len(left)), mp_context=context, initializer=_begin_worker, initargs=(turns,)
+        ) as pool,
+    ):
         running: dict[Future[Result], Case] = {pool.submit(_run_in_worker, case): case for case in ordered}
         try:
             while running:
+                interrupt.check()
                 ended, _ = wait(running, timeout=POLL_S, return_when=FIRST_COMPLETED)
                 title = ""
                 for future in ended:

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
 from pathlib import Path
@@ -31,6 +31,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 
 from dualpath.model.errors import Broken, Refused, Rejected
 from dualpath.simulator.runs.case import Case
+from dualpath.simulator.runs.interrupt import Interrupt, at_safe_points
 from dualpath.simulator.runs.pool import POLL_S, Result, Told, run_cases
 from dualpath.simulator.scenario import Scenario, check_feasible
 
@@ -279,11 +280,15 @@ class Bench:
         self.goal = self.done = self._turns = 0
         self._kept, self._told = kept, told
         self._pool: ProcessPoolExecutor | None = None
+        self._closing = ExitStack()
+        self.interrupt = Interrupt()
 
     def __enter__(self) -> Self:
+        self.interrupt = self._closing.enter_context(at_safe_points())
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._closing.close()
         if self._pool is None:
             return
         if kind is not None:
@@ -304,6 +309,7 @@ class Bench:
         def during(_: int, __: int, turns: int, title: str) -> None:
             if self._told is not None:
                 self._told(self.done, self.goal, self._turns + turns, title)
+            self.interrupt.check()
 
         try:
             future.set_result(run_cases([case], kept=self._kept, told=during))
@@ -329,6 +335,7 @@ class Bench:
             if self.jobs > 1 and case is not wanted[-1]:
                 continue
             while running:
+                self.interrupt.check()
                 ended, _ = wait(running, timeout=POLL_S, return_when=FIRST_COMPLETED)
                 for future in ended:
                     title = running[future].title
@@ -445,6 +452,7 @@ def search(study: Study, problem: Problem, bench: Bench, *, trials: int, said: S
     running: dict[Future[dict[Case, Result]], Trial] = {}
     try:
         while True:
+            bench.interrupt.check()
             ended = study.get_trials(deepcopy=False, states=ENDED)
             bench.done, bench.goal = len(ended), trials
             while len(running) < bench.jobs and len(ended) + len(running) < trials:
