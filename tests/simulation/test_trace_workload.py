@@ -11,6 +11,7 @@ import pytest
 
 from dualpath.client.traces import read_trace, trace_counts
 from dualpath.model.errors import Rejected
+from dualpath.simulator.workload.sessions import Session, cut_at
 from dualpath.simulator.workload.traces import trace_sessions
 
 DATA = Path(__file__).parents[1] / "data"
@@ -76,3 +77,21 @@ def test_a_bad_line_is_named(tmp_path: Path) -> None:
 
     with pytest.raises(Rejected, match=r"line 2: turns\[0\].append is -5; wanted a whole number"):
         trace_sessions(path)
+
+
+def test_a_simulated_hit_is_as_long_as_the_recorded_one() -> None:
+    recorded = read_trace(CLAUDE)[0]
+    longer = trace_sessions(CLAUDE).sessions[0]
+    prompts = [prompt for _, prompt in longer.prompts()]
+    hits = [context for context, _ in longer.prompts()]
+
+    assert prompts == [turn.recorded_prompt for turn in recorded.turns]
+    assert hits[1:] == [turn.recorded_hit for turn in recorded.turns[1:]]
+
+
+def test_a_cut_counts_what_a_session_drops() -> None:
+    session = Session(array("l", [100, 10, 50]), array("l", [10, 10, 10]), keeps=array("l", [-1, 20, -1]))
+
+    assert [prompt for _, prompt in session.prompts()] == [100, 30, 90]
+    assert cut_at(session, 110).turns == 3
+    assert cut_at(session, 99).turns == 1

@@ -13,7 +13,7 @@ from typing import Any
 import optuna
 import pytest
 import typer
-from optuna.distributions import FloatDistribution
+from optuna.distributions import BaseDistribution, FloatDistribution
 from optuna.trial import TrialState, create_trial
 from typer.testing import CliRunner
 
@@ -130,7 +130,10 @@ def test_sweep_ranges_end_where_the_objective_leaves_the_limit() -> None:
 def test_importance_is_ped_anova_once_there_are_enough_trials() -> None:
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study()
-    ranges = {"alpha_s": FloatDistribution(1, 100, log=True), "quota_s": FloatDistribution(1, 100, log=True)}
+    ranges: dict[str, BaseDistribution] = {
+        "alpha_s": FloatDistribution(1, 100, log=True),
+        "quota_s": FloatDistribution(1, 100, log=True),
+    }
     for number in range(PED_ANOVA_TRIALS):
         params = {"alpha_s": 1 + 37 * number % 99, "quota_s": 1 + number}
         study.add_trial(create_trial(params=params, distributions=ranges, value=10 + params["quota_s"]))

@@ -5,14 +5,17 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, TypedDict
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from dualpath.cli import render
 from dualpath.model.errors import Rejected
+from dualpath.scheduler.policy.snapshot import PolicyLimits
+from dualpath.simulator.machine.shape import Modes
 from dualpath.simulator.runs.case import ARRIVAL_SEED, Changes, Workload
 from dualpath.simulator.runs.pool import Told
 from dualpath.simulator.workload.generator import PAPER_SEED
@@ -91,12 +94,20 @@ def workload_of(
     )
 
 
-LIMIT_NAMES = ("alpha_s", "alpha_tokens", "beta_tokens", "high_mark_factor", "classify")
-MODE_NAMES = ("layerwise", "transfers", "event_driven", "decode_fetch_s", "balance_window_s")
+LIMIT_NAMES = ("alpha_s", *(entry.name for entry in fields(PolicyLimits)))
+MODE_NAMES = tuple(entry.name for entry in fields(Modes))
 
 
-def changes_of(settings: Sequence[str] | None) -> dict[str, Changes]:
-    """`--set name=value` sorted into costs, limits and modes, as keyword arguments of a Case."""
+class CaseChanges(TypedDict):
+    """Keyword arguments of a Case."""
+
+    costs: Changes
+    limits: Changes
+    modes: Changes
+
+
+def changes_of(settings: Sequence[str] | None) -> CaseChanges:
+    """`--set name=value` sorted into costs, limits and modes."""
     made: dict[str, list[tuple[str, float | str]]] = {"costs": [], "limits": [], "modes": []}
     for setting in settings or ():
         name, equals, text = setting.partition("=")
@@ -104,7 +115,7 @@ def changes_of(settings: Sequence[str] | None) -> dict[str, Changes]:
             raise Rejected(f"--set is {setting!r}, wanted NAME=VALUE", field="set")
         kind = "limits" if name in LIMIT_NAMES else "modes" if name in MODE_NAMES else "costs"
         made[kind].append((name, _value(text)))
-    return {kind: tuple(pairs) for kind, pairs in made.items()}
+    return CaseChanges(costs=tuple(made["costs"]), limits=tuple(made["limits"]), modes=tuple(made["modes"]))
 
 
 def slow_of(pairs: Sequence[str] | None, option: str) -> tuple[tuple[int, float], ...]:

@@ -2,7 +2,6 @@
 
 import json
 import sys
-from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -61,7 +60,7 @@ def plan(
         gen_scale=gen_scale, aps=aps, pauses=pauses, until_s=until_s, warm_up_s=warm_up_s, seed=seed,
     )  # fmt: skip
     shape = load_profile(profile).shape.name
-    base = replace(Case(profile, "dualpath", shape, workload), **options.changes_of(settings))  # type: ignore[arg-type]
+    base = Case(profile, "dualpath", shape, workload, **options.changes_of(settings))
     try:
         with options.watching(f"planning {nodes} nodes", quiet=as_json) as told:
             found = make_plan(base, nodes, slo, jobs=options.jobs_of(jobs), kept=keep, told=told)
