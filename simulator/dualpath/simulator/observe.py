@@ -30,6 +30,7 @@ class Recorder:
         self._timeline = machine.timeline
         self._warm_up_s = warm_up_s
         self.turns = self.hit_tokens = self.prompt_tokens = self.gen_tokens = 0
+        self._hbm_token_s = self._decode_turn_s = self._hbm_wait_s = 0.0
         self._ttft_s, self._ttst_s, self._tpot_s = array("f"), array("f"), array("f")
         self._parts = {part: array("f") for part in PARTS}
         self._see_ttft, self._see_ttst, self._see_tpot = (
@@ -44,15 +45,19 @@ class Recorder:
         self.prompt_tokens += turn.prompt_tokens
         gen = turn.max_new_tokens
         self.gen_tokens += gen
+        now, planned = self._timeline.now_s, turn.planned_at_s
+        self._hbm_token_s += (now - planned) * (turn.prompt_tokens + gen)
+        self._decode_turn_s += now - turn.decoding_at_s
         submitted = turn.submitted_at_s
         if submitted < self._warm_up_s:
             return
-        planned, granted, ready = turn.planned_at_s, turn.granted_at_s, turn.ready_at_s
+        self._hbm_wait_s += planned - turn.placed_at_s
+        granted, ready = turn.granted_at_s, turn.ready_at_s
         prefilled = turn.prefilled_at_s
         self._see_ttft(prefilled - submitted)
         if gen > 1:
             decoding = turn.decoding_at_s
-            tpot = (self._timeline.now_s - decoding) / (gen - 1)
+            tpot = (now - decoding) / (gen - 1)
             self._see_tpot(tpot)
             self._see_ttst(decoding - prefilled + tpot)
         see_scheduling, see_buffer, see_read, see_prefill = self._see_parts
@@ -65,6 +70,8 @@ class Recorder:
         """Everything so far; `jct_s` is the time by now."""
         machine = self._machine
         now = machine.timeline.now_s
+        decode_s = now * len(machine.decode)
+        counted = len(self._ttft_s)
         return Summary(
             jct_s=now,
             sessions=ended_sessions,
@@ -84,6 +91,10 @@ class Recorder:
             buffer_peak_tokens=max((gate.peak_tokens for gate in machine.gates), default=0),
             hbm_peak_tokens=max((engine.peak_tokens for engine in machine.decode), default=0),
             decode_batch_max=max((engine.batch_max for engine in machine.decode), default=0),
+            hbm_promised_mean_tokens=self._hbm_token_s / decode_s if decode_s else 0.0,
+            decode_batch_mean=self._decode_turn_s / decode_s if decode_s else 0.0,
+            hbm_wait_mean_s=self._hbm_wait_s / counted if counted else 0.0,
+            counted_turns=counted,
         )
 
 
@@ -114,6 +125,10 @@ class Summary:
     nic_max_over_avg  busiest storage NIC over their mean, mean over time windows (paper Fig. 14)
     prefill_busy      share of the run that each PE group (engine, without lockstep) was in a step
     *_peak_tokens     most that one DE buffer (PE HBM, without layerwise) and one decode engine held
+    hbm_promised_mean_tokens, decode_batch_mean  of a decode engine over the run, by the turns that ended: tokens
+                      promised to turns, from plan to end, and turns that it decoded at once
+    hbm_wait_mean_s   the part of parts_s["scheduling"] after the PE is chosen: for room on a decode engine
+    counted_turns     turns that count for latencies
     attention_max_over_avg  the same for attention seconds of a PE group's step, early in the run (paper Fig. 15)
     """
 
@@ -135,6 +150,10 @@ class Summary:
     buffer_peak_tokens: int = 0
     hbm_peak_tokens: int = 0
     decode_batch_max: int = 0
+    hbm_promised_mean_tokens: float = 0.0
+    decode_batch_mean: float = 0.0
+    hbm_wait_mean_s: float = 0.0
+    counted_turns: int = 0
 
     @property
     def hit_rate(self) -> float:

@@ -153,7 +153,7 @@ def _show(report: Mapping[str, Any]) -> None:
     show(f"default  {_seconds(default['value_s'])}")
     show(f"best     {_seconds(best['value_s'])}, trial {best['trial']}: {_percent(report['gain_percent'])} less")
     show(f"apply    {report['flags']}")
-    table = Table(header_style="bold", box=None, padding=(0, 2, 0, 0))
+    table = Table(header_style="bold", box=None, padding=(0, 1, 0, 0), pad_edge=False)
     for head in ("knob", "default", "best", "within 1 %", "within 5 %", "worst", "weight"):
         table.add_column(head, justify="left" if head == "knob" else "right", no_wrap=True)
     for name, knob in report["knobs"].items():

@@ -217,11 +217,11 @@ class DirectControl:
         if not placements:
             return
         named, take, wait = self._named, self._fifo.popleft, self._decode_queue.append
-        for turn_id, engine_id, *_ in placements:
+        for placement in placements:
             turn = take()
-            if turn.turn_id != turn_id:
-                raise _not_a_prefix("assign_prefill", turn_id, turn)
-            engine = named[engine_id]
+            if turn.turn_id != placement[0]:
+                raise _not_a_prefix("assign_prefill", placement[0], turn)
+            engine = named[placement[1]]
             turn.pe = engine.rank
             turn.placed_at_s = now
             engine.open_turns += 1
@@ -234,10 +234,10 @@ class DirectControl:
         views = cast("list[GroupView]", groups) if self._live else [group.view() for group in groups]
         queue, self._decode_queue = self._decode_queue, []
         placements = self._policy.spread_to_groups(self._line(queue), views, rotation=self._rotation_spread)
-        for turn, (turn_id, group_id, *_) in zip(queue, placements, strict=True):
-            if turn.turn_id != turn_id:
-                raise _not_a_prefix("spread_to_groups", turn_id, turn)
-            group = self._group_named[group_id]
+        for turn, placement in zip(queue, placements, strict=True):
+            if turn.turn_id != placement[0]:
+                raise _not_a_prefix("spread_to_groups", placement[0], turn)
+            group = self._group_named[placement[1]]
             if group.fetch_open and not (group.queue and self._live):  # behind a head that finds no HBM: as before
                 self._look_decode.add(group.rank)
             group.queue.append(turn)
@@ -251,11 +251,11 @@ class DirectControl:
             return
         now = self._machine.timeline.now_s
         named, take, begin = self._named, group.queue.popleft, self._machine.begin
-        for turn_id, engine_id, *_ in placements:
+        for placement in placements:
             turn = take()
-            if turn.turn_id != turn_id:
-                raise _not_a_prefix("assign_decode", turn_id, turn)
-            engine = named[engine_id]
+            if turn.turn_id != placement[0]:
+                raise _not_a_prefix("assign_decode", placement[0], turn)
+            engine = named[placement[1]]
             prompt = turn.prompt_tokens
             turn.de = engine.rank
             turn.planned_at_s = now

@@ -25,17 +25,18 @@ class Gate:
         if self._waiting or self.used_tokens + turn.prompt_tokens > self.capacity_tokens:
             self._waiting.append(turn)
         else:
-            self._let_in(turn)
+            used = self.used_tokens = self.used_tokens + turn.prompt_tokens
+            if used > self.peak_tokens:
+                self.peak_tokens = used
+            self._granted(turn)
 
     def leave(self, turn: SimTurn) -> None:
         """Give the turn's prompt back and let in who waits and fits."""
         self.used_tokens -= turn.prompt_tokens
         waiting = self._waiting
         while waiting and self.used_tokens + waiting[0].prompt_tokens <= self.capacity_tokens:
-            self._let_in(waiting.popleft())
-
-    def _let_in(self, turn: SimTurn) -> None:
-        self.used_tokens += turn.prompt_tokens
-        if self.used_tokens > self.peak_tokens:
-            self.peak_tokens = self.used_tokens
-        self._granted(turn)
+            entering = waiting.popleft()
+            used = self.used_tokens = self.used_tokens + entering.prompt_tokens
+            if used > self.peak_tokens:
+                self.peak_tokens = used
+            self._granted(entering)
