@@ -143,9 +143,14 @@ def _largest(sessions: Sequence[Session]) -> tuple[int, int]:
     """The longest prompt, and the longest prompt with its generation."""
     prompt_max = total_max = 0
     for session in sessions:
-        for (_, prompt), gen in zip(session.prompts(), session.gens, strict=True):
-            prompt_max = max(prompt_max, prompt)
-            total_max = max(total_max, prompt + gen)
+        if session.keeps:
+            for (_, prompt), gen in zip(session.prompts(), session.gens, strict=True):
+                prompt_max = max(prompt_max, prompt)
+                total_max = max(total_max, prompt + gen)
+        else:  # a context that only grows is longest at its end
+            total = session.total_tokens
+            total_max = max(total_max, total)
+            prompt_max = max(prompt_max, total - session.gens[-1])
     return prompt_max, total_max
 
 

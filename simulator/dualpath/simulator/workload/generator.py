@@ -11,6 +11,7 @@ import math
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from statistics import NormalDist
 
 import numpy as np
@@ -82,7 +83,7 @@ def paper_sessions(
     the size of an append drawn from all turns of the set) and generates one, so that no prefix is shared.
     Appends and generations are scaled before the cut (§8).
     """
-    base = [_scaled(session, append_scale, gen_scale) for session in population(PAPER_SESSIONS, seed)]
+    base = [_scaled(session, append_scale, gen_scale) for session in _paper_population(seed)]
     cut = [cut_at(session, tokens_max) for session in base]
     if count <= len(cut):
         return tuple(cut[:count])
@@ -95,6 +96,11 @@ def paper_sessions(
         longer = Session(array("l", [first, *session.appends]), array("l", [1, *session.gens]))
         extra.append(cut_at(longer, tokens_max))
     return (*cut, *extra)
+
+
+@lru_cache(maxsize=2)
+def _paper_population(seed: int) -> tuple[Session, ...]:
+    return population(PAPER_SESSIONS, seed)
 
 
 def _session(chance: np.random.Generator, mix: AgentMix, ranks: list[float]) -> Session:
