@@ -13,10 +13,12 @@ from dualpath.simulator.command import register
 from dualpath.simulator.machine.shape import Shape
 from dualpath.simulator.profiles.profile import load_profile
 from dualpath.simulator.runs.case import Case, Workload
-from dualpath.simulator.runs.plan import Slo, bottleneck, make_plan, shapes_of
+from dualpath.simulator.runs.plan import APS_STEP, Plan, Slo, _Least, bottleneck, judged, make_plan, shapes_of
+from dualpath.simulator.runs.pool import run_cases
 
 COSTS = load_profile("ds-660b").costs
 SMALL = Workload(16_384, 24)
+QUEUED = {"scheduling": {"mean": 9.5}, "buffer": {"mean": 0.1}, "read": {"mean": 0.1}, "prefill": {"mean": 0.1}}
 
 
 def _result(**changes: object) -> dict[str, object]:
@@ -24,7 +26,11 @@ def _result(**changes: object) -> dict[str, object]:
     return {
         "nic_busy": [0.1, 0.1],
         "prefill_busy": [0.1],
-        "hbm_peak_tokens": 1000,
+        "hbm_promised_mean_tokens": 1000,
+        "hbm_wait_mean_s": 0.0,
+        "counted_turns": 1,
+        "jct_s": 10.0,
+        "ttft_s": {"mean": 0.4},
         "tpot_s": {"mean": COSTS.tpot_base_s},
         "parts_s": idle,
         **changes,
@@ -43,13 +49,9 @@ def test_every_split_has_both_roles() -> None:
         ({"prefill_busy": [0.95]}, "prefill compute"),
         ({"nic_busy": [0.97, 0.2]}, "the prefill nodes' storage NICs"),
         ({"nic_busy": [0.2, 0.97]}, "the decode nodes' storage NICs"),
-        (
-            {
-                "hbm_peak_tokens": COSTS.hbm_tokens,
-                "parts_s": {**{p: {"mean": 0.1} for p in ("buffer", "read", "prefill")}, "scheduling": {"mean": 9.0}},
-            },
-            "decode HBM",
-        ),
+        ({"hbm_wait_mean_s": 9.0, "parts_s": QUEUED}, "decode HBM"),
+        ({"hbm_wait_mean_s": 9.0, "parts_s": QUEUED, "prefill_busy": [0.95]}, "prefill compute and decode HBM"),
+        ({"hbm_wait_mean_s": 0.01, "parts_s": QUEUED, "prefill_busy": [0.98]}, "prefill compute"),
         (
             {"parts_s": {**{p: {"mean": 0.1} for p in ("scheduling", "read", "prefill")}, "buffer": {"mean": 9.0}}},
             "the DE buffer",
@@ -71,18 +73,74 @@ def test_an_offline_plan_orders_the_splits_by_jct_and_sizes_the_best() -> None:
     assert [size.name for size in found.sizes] == ["buffer_tokens", "hbm_tokens"]
     assert all(size.enough_tokens <= size.given_tokens for size in found.sizes)
     assert all(size.peak_tokens <= size.given_tokens for size in found.sizes)
+    assert all(size.scores[size.enough_tokens] is not None for size in found.sizes)
     assert float(found.free.low) == pytest.approx(1 / 7)
 
 
+def test_more_prefill_nodes_win_where_prefill_is_the_bottleneck() -> None:
+    many = Workload(8_192, 3_000)
+    cases = [Case("ds-660b", "dualpath", shape, many) for shape in ("2P4D", "3P3D")]
+
+    found = Plan(judged(cases, run_cases(cases), Slo()), sizes=())
+
+    assert found.best.case.shape == "3P3D"
+    assert found.splits[1].bottleneck == "prefill compute"
+    assert "3P3D beats 2P4D by" in found.reasons()[1]
+    assert "2P4D is bound by prefill compute: PE groups are busy" in found.reasons()[1]
+
+
+def test_traffic_alone_rules_out_a_split_outside_the_bottleneck_free_range() -> None:
+    found = Plan((), ())
+
+    assert not found.overloaded(Shape(3, 3))
+    assert set(found.overloaded(Shape(5, 1))) == {"de_memory", "de_cnic_write"}
+
+
 def test_the_most_sessions_per_second_within_an_slo_are_found() -> None:
-    base = Case("ds-660b", "dualpath", "1P1D", Workload(16_384, 0, until_s=400.0, warm_up_s=100.0))
+    base = Case("ds-660b", "dualpath", "1P1D", Workload(8_192, 0, until_s=200.0, warm_up_s=50.0))
 
-    [split] = make_plan(base, 2, Slo(ttft_s=1.0)).splits
-    worse = make_plan(replace(base, workload=replace(base.workload, aps=split.aps + 0.05)), 2, Slo(ttft_s=1.0))
+    [split] = make_plan(base, 2, Slo(ttft_s=0.85)).splits
+    [more] = [replace(base, workload=replace(base.workload, aps=round(split.aps + APS_STEP, 10)))]
 
-    assert split.aps > 0
+    assert split.aps > APS_STEP
     assert not split.missed
-    assert worse.best.missed
+    assert Slo(ttft_s=0.85).missed(run_cases([more])[more])
+
+
+def test_a_run_in_which_no_turn_counts_meets_no_slo() -> None:
+    base = Case("ds-660b", "dualpath", "1P1D", Workload(8_192, 4, aps=1.0, until_s=1.0, warm_up_s=0.999))
+
+    [split] = make_plan(base, 2, Slo(ttft_s=100.0)).splits
+
+    assert split.missed == ["no turn that counts for latencies ended, wanted at least one"]
+
+
+@pytest.mark.parametrize("wanted", [-1.0, float("nan"), float("inf")])
+def test_an_slo_is_a_span_of_time(wanted: float) -> None:
+    with pytest.raises(Rejected, match="slo_tpot_s is .*, wanted a finite number of at least 0"):
+        Slo(tpot_s=wanted)
+
+
+def test_where_all_miss_the_nearest_to_the_slo_comes_first() -> None:
+    cases = [Case("ds-660b", "dualpath", shape, SMALL) for shape in ("1P2D", "2P1D")]
+    slow = _result(tpot_s={"mean": 0.09}, ttft_s={"mean": 0.1})
+    near = _result(tpot_s={"mean": 0.06}, ttft_s={"mean": 3.0})
+
+    found = judged(cases, {cases[0]: slow, cases[1]: near}, Slo(tpot_s=0.05))
+
+    assert [split.case.shape for split in found] == ["2P1D", "1P2D"]
+    assert found[0].missed == ["mean TPOT is 0.060 s, wanted at most 0.05 s"]
+
+
+@pytest.mark.parametrize("needed", [1, 130, 400, 700, 999, 1000])
+def test_the_least_size_is_found_in_a_few_tries(needed: int) -> None:
+    search, tries = _Least(1000), 0
+    while (tokens := search.next_tokens) is not None:
+        search.tried(tokens, is_enough=tokens >= needed)
+        tries += 1
+
+    assert needed <= search.enough_tokens <= max(needed + 1000 / 16, 125)
+    assert tries <= 6
 
 
 def test_an_slo_that_nothing_meets_is_an_error_after_the_table() -> None:
@@ -93,7 +151,17 @@ def test_an_slo_that_nothing_meets_is_an_error_after_the_table() -> None:
 
     assert isinstance(ended.exception, Rejected)
     assert "no split of 2 nodes meets the SLO; of the best, 1P1D, mean TTFT is" in str(ended.exception)
+    assert "wanted at most 0.001 s" in str(ended.exception)
     assert "Splits, the best first" in ended.output
+
+
+def test_a_search_for_arrivals_takes_no_number_of_sessions() -> None:
+    app = typer.Typer()
+    register(app)
+    ended = CliRunner().invoke(app, ["sim", "plan", "--sessions", "8", "--slo-ttft-s", "1"])
+
+    assert isinstance(ended.exception, Rejected)
+    assert ended.exception.field == "sessions"
 
 
 def test_a_plan_is_json_and_kept_results_are_not_run_again(tmp_path: Path) -> None:
@@ -105,7 +173,12 @@ def test_a_plan_is_json_and_kept_results_are_not_run_again(tmp_path: Path) -> No
     stamps = {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()}
     second = CliRunner().invoke(app, [*arguments, "--keep", str(tmp_path)])
 
-    assert json.loads(first.output)["best"] == "1P1D"
+    body = json.loads(first.output)
+    assert body["best"] == "1P1D"
+    assert set(body) == {"best", "reasons", "bottleneck_free", "splits", "sizes"}
+    assert {"shape", "jct_s", "bottleneck", "why", "prefill_busy", "pe_nic_busy", "de_nic_busy"} <= set(
+        body["splits"][0]
+    )
     assert second.output == first.output
     assert len(files) >= 2
     assert {path.name: path.stat().st_mtime_ns for path in tmp_path.iterdir()} == stamps

@@ -13,7 +13,7 @@ from dualpath.simulator.commands.tables import printed
 from dualpath.simulator.profiles.profile import load_profile
 from dualpath.simulator.reproduce.figures import Table
 from dualpath.simulator.runs.case import Case
-from dualpath.simulator.runs.plan import Plan, Slo, busy, make_plan
+from dualpath.simulator.runs.plan import SIZE_SLACK, Plan, Slo, busy, make_plan
 from dualpath.simulator.workload.generator import PAPER_SEED
 
 EPILOG = """Six nodes, all sessions at once; the same with arrivals; the most arrivals that meet an SLO:
@@ -53,8 +53,12 @@ def plan(
     as_json: options.Json = False,
 ) -> None:
     slo = Slo(slo_ttft_s, slo_tpot_s)
-    if slo and not aps and not until_s:
-        until_s, warm_up_s = SEARCH_S, SEARCH_WARM_UP_S
+    if slo and not aps:
+        if sessions is not None:
+            message = f"sessions are {sessions}; the search for the most sessions per second takes as many as come"
+            raise Rejected(f"{message}, give --until-s in their place", field="sessions")
+        if not until_s:
+            until_s, warm_up_s = SEARCH_S, warm_up_s or SEARCH_WARM_UP_S
     workload = options.workload_of(
         trace=trace, trace_scale=trace_scale, max_len=max_len, sessions=sessions, append_scale=append_scale,
         gen_scale=gen_scale, aps=aps, pauses=pauses, until_s=until_s, warm_up_s=warm_up_s, seed=seed,
@@ -106,10 +110,10 @@ def plan_tables(found: Plan) -> list[Table]:
         "APS" if online else "JCT",
         "TTFT",
         "TPOT",
-        "PE busy",
-        "PE NICs",
-        "DE NICs",
-        "in range",
+        "PE\nbusy",
+        "PE\nNICs",
+        "DE\nNICs",
+        "in\nrange",
         "bound by",
     ]
     note = (
@@ -123,5 +127,6 @@ def plan_tables(found: Plan) -> list[Table]:
     return [
         Table("Splits, the best first; seconds", header, rows, note),
         Table(f"Sizes for {found.best.case.shape}", ["tokens", "profile", "peak", "enough"], sizes,
-              "Enough: the least of these tried (halves) whose result stays within 2 %."),
+              f"Enough: the least tried whose result stays within {SIZE_SLACK:.0%}; a peak as large as the profile has it"
+              " says that more may help."),
     ]  # fmt: skip

@@ -19,8 +19,8 @@ NICs are the same for all models. Everything else on this page is held out.
 """
 LEFT_OUT = """## Left out
 
-Fig. 13 of the paper: no number of it was at hand to compare with. Its online TTST and TPOT are in the tables of Fig. 10.
-The paper's own clusters are not modelled below the level of nodes: no network congestion, no failing nodes.
+Fig. 13 of the paper: no number of it was at hand to compare with. The paper's own clusters
+are not modelled below the level of nodes: no network congestion, no failing nodes.
 """
 
 
