@@ -1,6 +1,7 @@
 """The capacity plan on small workloads, and what it calls a bottleneck."""
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -64,6 +65,16 @@ def test_a_bottleneck_has_the_name_of_what_is_full(changes: dict[str, object], n
     assert bottleneck(_result(**changes), Shape(1, 1), COSTS)[0] == name
 
 
+def test_decode_steps_bound_a_run_whose_tpot_is_what_comes_nearest_to_the_slo() -> None:
+    result = _result(prefill_busy=[0.74], tpot_s={"mean": 0.049}, ttft_s={"mean": 0.42})
+
+    name, why = bottleneck(result, Shape(1, 1), COSTS, Slo(ttft_s=1.2, tpot_s=0.05))
+
+    assert name == "decode steps"
+    assert why.startswith("TPOT is 49 ms, wanted at most 50 ms")
+    assert bottleneck(result, Shape(1, 1), COSTS, Slo(ttft_s=0.42, tpot_s=0.05))[0] == "prefill compute"
+
+
 def test_an_offline_plan_orders_the_splits_by_jct_and_sizes_the_best() -> None:
     found = make_plan(Case("ds-660b", "dualpath", "1P1D", SMALL), 3, Slo())
 
@@ -85,8 +96,10 @@ def test_more_prefill_nodes_win_where_prefill_is_the_bottleneck() -> None:
 
     assert found.best.case.shape == "3P3D"
     assert found.splits[1].bottleneck == "prefill compute"
-    assert "3P3D beats 2P4D by" in found.reasons()[1]
-    assert "2P4D is bound by prefill compute: PE groups are busy" in found.reasons()[1]
+    assert re.fullmatch(
+        r"3P3D beats 2P4D by \d+% \(JCT \d+ s, not \d+ s\); 2P4D is bound by prefill compute: PE groups are busy .*",
+        found.reasons()[1],
+    )
 
 
 def test_traffic_alone_rules_out_a_split_outside_the_bottleneck_free_range() -> None:
@@ -117,7 +130,7 @@ def test_a_run_in_which_no_turn_counts_meets_no_slo() -> None:
 
 @pytest.mark.parametrize("wanted", [-1.0, float("nan"), float("inf")])
 def test_an_slo_is_a_span_of_time(wanted: float) -> None:
-    with pytest.raises(Rejected, match="slo_tpot_s is .*, wanted a finite number of at least 0"):
+    with pytest.raises(Rejected, match=r"slo_tpot_s is .*, wanted a finite number of at least 0"):
         Slo(tpot_s=wanted)
 
 

@@ -127,6 +127,6 @@ def plan_tables(found: Plan) -> list[Table]:
     return [
         Table("Splits, the best first; seconds", header, rows, note),
         Table(f"Sizes for {found.best.case.shape}", ["tokens", "profile", "peak", "enough"], sizes,
-              f"Enough: the least tried whose result stays within {SIZE_SLACK:.0%}; a peak as large as the profile has it"
-              " says that more may help."),
+              f"Enough: the least tried whose result stays within {SIZE_SLACK:.0%}; a peak at what the profile"
+              " has says that more may help."),
     ]  # fmt: skip

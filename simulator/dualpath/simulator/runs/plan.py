@@ -24,6 +24,7 @@ BUSY_ENOUGH = 0.6  # what is busy less than this bounds nothing
 BUSY_ALL = 0.9  # what is busy more than this bounds beside a full decode HBM too
 BUFFER_WAIT_ENOUGH = 0.5  # share of TTFT
 HBM_WAIT_ENOUGH = 0.25  # share of TTFT; less than for the buffer: a turn placed on a PE keeps others from it meanwhile
+AT_SLO = 0.9  # a mean TPOT of this share of the SLO leaves no room for more
 SLOW_DECODE = 1.3  # TPOT over that of a turn alone
 
 
@@ -139,12 +140,12 @@ class Plan:
             elif best.aps != other.aps:
                 how = f"{name} serves {best.aps:g} sessions per second, {beaten} {other.aps:g}"
             elif best.missed:
-                how = f"{name} misses the SLO {best.overshoot:.2f} times, {beaten} {other.overshoot:.2f} times"
+                how = f"{name} misses the SLO by a factor of {best.overshoot:.2f}, {beaten} by {other.overshoot:.2f}"
             elif other.score > 0:
                 what = "TTFT" if best.aps else "JCT"
                 saved = 1 - best.score / other.score
-                how += f" by {saved:.0%} ({what} {best.score:,.4g} s, not {other.score:,.4g} s)"
-            lines.append(f"{how}: {beaten} is bound by {other.bottleneck}: {other.why}.")
+                how += f" by {saved:.0%} ({what} {_seconds(best.score)}, not {_seconds(other.score)})"
+            lines.append(f"{how}; {beaten} is bound by {other.bottleneck}: {other.why}.")
             if over := self.overloaded(other.shape):
                 said = ", ".join(f"{resource} {load:.2f}" for resource, load in over.items())
                 lines[-1] += f" By the traffic alone it could not keep all storage NICs busy: {said}."
@@ -204,8 +205,8 @@ def busy(result: Result, shape: Shape) -> dict[str, float]:
     }
 
 
-def bottleneck(result: Result, shape: Shape, costs: Costs) -> tuple[str, str]:
-    """What bounds a run, and the shares that say so."""
+def bottleneck(result: Result, shape: Shape, costs: Costs, slo: Slo | None = None) -> tuple[str, str]:
+    """What bounds a run, and the shares that say so. Where TPOT comes nearest to an SLO, decode steps do."""
     shares = busy(result, shape)
     said = (
         f"PE groups are busy {shares['prefill_busy']:.0%}, storage NICs {shares['pe_nic_busy']:.0%} (prefill nodes)"
@@ -221,6 +222,8 @@ def bottleneck(result: Result, shape: Shape, costs: Costs) -> tuple[str, str]:
         "pe_nic_busy": "the prefill nodes' storage NICs",
         "de_nic_busy": "the decode nodes' storage NICs",
     }
+    if slo and slo.tpot_s and tpot_s >= AT_SLO * slo.tpot_s and slo.overshoot(result) == tpot_s / slo.tpot_s:
+        return "decode steps", f"TPOT is {tpot_s * 1e3:.0f} ms, wanted at most {slo.tpot_s * 1e3:.0f} ms; {said}"
     busiest = max(shares, key=lambda name: shares[name])
     if hbm_wait_s > HBM_WAIT_ENOUGH * ttft_s:
         said = (
@@ -275,7 +278,7 @@ def judged(cases: Sequence[Case], results: Mapping[Case, Result], slo: Slo) -> l
     splits = []
     for case in cases:
         result = results[case]
-        name, why = bottleneck(result, parse_shape(case.shape), case.scenario().costs)
+        name, why = bottleneck(result, parse_shape(case.shape), case.scenario().costs, slo)
         splits.append(
             Split(
                 case, result, _score(case, result), name, why,
@@ -394,3 +397,7 @@ def _probe(case: Case) -> Case:
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values) if values else 0.0
+
+
+def _seconds(span_s: float) -> str:
+    return f"{span_s:,.0f} s" if span_s >= 100 else f"{span_s:.3g} s"
