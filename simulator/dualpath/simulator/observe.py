@@ -14,7 +14,6 @@ from dualpath.simulator.machine.turns import SimTurn
 
 PERCENTILES = (50, 90, 99)
 FIRST_PART = 0.05  # of a run: where attention is compared over engines (paper Fig. 15)
-NIC_WINDOW_MIN_SHARE = 0.05  # windows in which the NICs read less than this share of their best are left out
 
 PARTS = ("scheduling", "buffer", "read", "prefill")
 
@@ -122,7 +121,7 @@ class Summary:
     jct_s             time until all sessions had ended (or until the run was stopped)
     parts_s           TTFT cut at plan, buffer grant and arrival of the hit KV (paper Fig. 11)
     nic_busy          share of the run that each node's storage NIC was reading
-    nic_max_over_avg  busiest storage NIC over their mean, mean over time windows (paper Fig. 14)
+    nic_max_over_avg  busiest storage NIC over their mean, over time windows by traffic (paper Fig. 14)
     prefill_busy      share of the run that each PE group (engine, without lockstep) was in a step
     *_peak_tokens     most that one DE buffer (PE HBM, without layerwise) and one decode engine held
     hbm_promised_mean_tokens, decode_batch_mean  of a decode engine over the run, by the turns that ended: tokens
@@ -165,16 +164,16 @@ class Summary:
 
 
 def max_over_avg(windows: Sequence[Sequence[int]]) -> float:
-    """Busiest over mean, averaged over the windows with real work; 1 for none. windows[n][w]: tokens of NIC n."""
+    """Busiest over mean, averaged over windows by their traffic; 1 for none. windows[n][w]: tokens of NIC n.
+
+    By traffic, so that the end of a run, when few sessions are left, does not outweigh the rest.
+    """
     length = max((len(of_nic) for of_nic in windows), default=0)
-    if length == 0:
-        return 1.0
     table = np.zeros((len(windows), length))
     for row, of_nic in zip(table, windows, strict=True):
         row[: len(of_nic)] = of_nic
-    mean = table.mean(axis=0)
-    busy = mean > NIC_WINDOW_MIN_SHARE * mean.max()
-    return float((table.max(axis=0)[busy] / mean[busy]).mean()) if busy.any() else 1.0
+    total = float(table.sum())
+    return float(table.max(axis=0).sum()) * len(windows) / total if total else 1.0
 
 
 def attention_balance(units: Sequence[PrefillUnit], until_s: float) -> float:

@@ -262,7 +262,7 @@ def fig14(results: Results) -> Figure:
         for name, system in (("unscheduled", "alternating"), ("scheduled", "dualpath"))
     }
     rows = [[name, f"{paper()['fig14'][name]:.2f}", f"{value:.2f}"] for name, value in ours.items()]
-    note = "Traffic of each minute, mean over the minutes. Unscheduled: engines and sides take turns."
+    note = "Traffic of each minute, averaged over the minutes by traffic. Unscheduled: engines and sides take turns."
     header = ["", "paper", "ours"]
     title = f"Storage NICs, busiest over mean, ds-660b, 64K, {count:,} sessions"
     return Figure("Fig. 14: balance of the storage NICs", {"max_over_avg": ours}, [Table(title, header, rows, note)])
