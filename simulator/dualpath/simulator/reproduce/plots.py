@@ -111,7 +111,7 @@ def _fig10(numbers: Mapping[str, Any]) -> Canvas:
             if name == "ttft_s":
                 ax.set_ylim(0, 6)
             else:
-                ax.set_ylim(bottom=0)
+                ax.set_ylim(0, 1.15 * ax.dataLim.y1)
             ax.set_title(f"{model}: {label}", fontsize=9)
     for ax in axes[-1]:
         ax.set_xlabel("sessions arriving per second")
