@@ -14,8 +14,10 @@ policies on a model of the cluster ([simulator/README.md](../simulator/README.md
 section 8 of arXiv 2602.21548; what it shows only as a plot was read off by eye (about 2 %). Times are seconds.
 """
 FITTED = """The cost profiles of the three models (`simulator/dualpath/simulator/profiles/models/`) were fitted to the
-rows of Fig. 7 marked "fitted" and the appends of Fig. 9; there is no constant per cell, and the storage and compute
-NICs are the same for all models. Everything else on this page is held out.
+rows of Fig. 7 marked "fitted" and to the appends of Fig. 9. A decode node's share of the storage NIC was set with
+Fig. 8, the PE HBM of Basic (660B) with Fig. 12, the window of the NIC balance with Fig. 14, and the knees of Fig. 10
+were looked at. There is no constant per cell, and the storage and compute NICs are the same for all models. Held out
+are the other rows of Fig. 7, the generations of Fig. 9 and Table 3.
 """
 LEFT_OUT = """## Left out
 
@@ -83,7 +85,6 @@ def page(
     figures: Mapping[str, Figure],
     numbers: Mapping[str, Any],
     images: Iterable[tuple[str, str]] = (),
-    more: Sequence[Table] = (),
 ) -> str:
     """The page in Markdown. images: (figure, path) of plots."""
     pictures: dict[str, list[str]] = {}
@@ -94,7 +95,6 @@ def page(
         parts.append(f"## {figure.title}\n")
         parts += [f"![{figure.title}]({path})\n" for path in pictures.get(name, ())]
         parts += [_markdown(table) for table in figure.tables]
-    parts += [_markdown(table) for table in more]
     parts.append(LEFT_OUT)
     return "\n".join(parts)
 
