@@ -1,13 +1,14 @@
 """Options that the `sim` commands share, and what all of them show while they run."""
 
+import json
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, TypedDict
+from typing import Annotated, Any, TypedDict
 
 import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -189,8 +190,24 @@ class _Lines:
         )
 
 
-def interrupted(keep: Path | None) -> str:
-    """What to say after Ctrl-C."""
-    if keep is None:
-        return "interrupted; with --keep DIR the runs that have ended are kept, and the same command goes on"
-    return f"interrupted; the runs that have ended are kept in {keep}, the same command goes on"
+@contextmanager
+def keeping(label: str, keep: Path | None, *, quiet: bool) -> Iterator[Told | None]:
+    """`watching` of runs that are kept in a folder: after Ctrl-C it says what is left of them."""
+    try:
+        with watching(label, quiet=quiet) as told:
+            yield told
+    except KeyboardInterrupt:
+        if keep is None:
+            said = "with --keep DIR the runs that have ended are kept, and the same command goes on"
+        else:
+            said = f"the runs that have ended are kept in {keep}, the same command goes on"
+        print(f"interrupted; {said}", file=sys.stderr)
+        raise
+
+
+def tell(body: Mapping[str, Any], out: Path | None, *, as_json: bool) -> None:
+    """The figures as JSON: to the file that was asked for, and to stdout."""
+    if out is not None:
+        out.write_text(json.dumps(body, indent=2, sort_keys=True) + "\n")
+    if as_json:
+        render.print_json(body)

@@ -1,7 +1,5 @@
 """`dualpath sim plan`: the best split of nodes, what bounds each, and the sizes it needs."""
 
-import json
-import sys
 from typing import Annotated
 
 import typer
@@ -65,17 +63,10 @@ def plan(
     )  # fmt: skip
     shape = load_profile(profile).shape.name
     base = Case(profile, "dualpath", shape, workload, **options.changes_of(settings))
-    try:
-        with options.watching(f"planning {nodes} nodes", quiet=as_json) as told:
-            found = make_plan(base, nodes, slo, jobs=options.jobs_of(jobs), kept=keep, told=told)
-    except KeyboardInterrupt:
-        print(options.interrupted(keep), file=sys.stderr)
-        raise
-    if out is not None:
-        out.write_text(json.dumps(found.as_dict(), indent=2) + "\n")
-    if as_json:
-        render.print_json(found.as_dict())
-    else:
+    with options.keeping(f"planning {nodes} nodes", keep, quiet=as_json) as told:
+        found = make_plan(base, nodes, slo, jobs=options.jobs_of(jobs), kept=keep, told=told)
+    options.tell(found.as_dict(), out, as_json=as_json)
+    if not as_json:
         for table in plan_tables(found):
             render.console.print(printed(table))
         for reason in found.reasons():

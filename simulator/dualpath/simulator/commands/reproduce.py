@@ -1,7 +1,5 @@
 """`dualpath sim reproduce`: the paper's evaluation, every figure, beside the paper's numbers."""
 
-import json
-import sys
 import time
 from pathlib import Path
 from typing import Annotated
@@ -16,7 +14,7 @@ from dualpath.simulator.reproduce.grid import FIGURES, MORE_FIGURES, figure_case
 from dualpath.simulator.reproduce.report import draw, headline, numbers_of, page
 from dualpath.simulator.runs.pool import load_kept, run_cases
 
-EPILOG = """About 30 million turns: a quarter of an hour on one core. With --keep, what has ended stays after Ctrl-C,
+EPILOG = """About 30 million turns: about twenty minutes on one core. With --keep, what has ended stays after Ctrl-C,
 and the same command goes on from there:
 
   dualpath sim reproduce --keep build/reproduce --out repro.json
@@ -46,25 +44,19 @@ def reproduce(
             raise Rejected(f"figure {name!r} is unknown, wanted one of {wanted}", field="only")
     cases = [case for name in names for case in figure_cases(name)]
     began_s = time.monotonic()
-    try:
-        with options.watching("reproducing", quiet=as_json) as told:
-            results = run_cases(cases, jobs=options.jobs_of(jobs), kept=keep, told=told)
-    except KeyboardInterrupt:
-        print(options.interrupted(keep), file=sys.stderr)
-        raise
+    with options.keeping("reproducing", keep, quiet=as_json) as told:
+        results = run_cases(cases, jobs=options.jobs_of(jobs), kept=keep, told=told)
     # the page shows all that there is: what was run before is in the kept results
     results |= load_kept([case for name in (*FIGURES, *MORE_FIGURES) for case in figure_cases(name)], keep)
     figures = draw(results, (*FIGURES, *MORE_FIGURES))
     numbers = numbers_of(figures, results)
-    if out is not None:
-        out.write_text(json.dumps(numbers, indent=2, sort_keys=True) + "\n")
+    options.tell(numbers, out, as_json=as_json)
     if docs is not None:
         from dualpath.simulator.reproduce.plots import plot_all  # matplotlib takes a second to load
 
         images = [(name, f"images/{path.name}") for name, path in plot_all(figures, docs / "images")]
         (docs / "reproduction.md").write_text(page(figures, numbers, images))
     if as_json:
-        render.print_json(numbers)
         return
     for table in [table for figure in figures.values() for table in figure.tables] + [headline(numbers)]:
         render.console.print(printed(table))

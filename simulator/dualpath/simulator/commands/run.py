@@ -1,6 +1,5 @@
 """`dualpath sim run` and `dualpath sim compare`: one workload under one system, or under several."""
 
-import json
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -22,8 +21,7 @@ from dualpath.simulator.runs.interrupt import at_safe_points
 from dualpath.simulator.runs.pool import Result, run_cases
 from dualpath.simulator.scenario import SYSTEMS
 from dualpath.simulator.workload.generator import PAPER_SEED
-from dualpath.simulator.workload.sessions import SessionCounts, session_counts
-from dualpath.simulator.workload.traces import trace_sessions
+from dualpath.simulator.workload.sessions import session_counts
 
 RUN_EPILOG = """For example, half an hour of sessions, and a recorded day on a cluster of yours:
 
@@ -94,7 +92,7 @@ def run(
 
         summary = run_case(case, progress=progress, with_service=with_service).as_dict()
     complete = not interrupt.is_wanted
-    recorded = trace_sessions(trace, scale=trace_scale).counts if trace is not None else None
+    recorded = workload.recorded
     body: dict[str, Any] = {
         "case": asdict(case),
         "complete": complete,
@@ -102,7 +100,7 @@ def run(
         **({"recorded": asdict(recorded)} if recorded is not None else {}),
         "summary": summary,
     }
-    _tell(body, out, as_json)
+    options.tell(body, out, as_json=as_json)
     if not as_json:
         render.console.print(printed(workload_table(counts, recorded)))
         render.console.print(printed(summary_table({case.policy or case.system: summary})))
@@ -161,21 +159,17 @@ def compare(
     }
     for case in cases.values():
         case.scenario()  # whatever is wrong is said before the first run, not after it
-    try:
-        with options.watching("comparing", quiet=as_json) as told:
-            results = run_cases(list(cases.values()), jobs=options.jobs_of(jobs), kept=keep, told=told)
-    except KeyboardInterrupt:
-        print(options.interrupted(keep), file=sys.stderr)
-        raise
+    with options.keeping("comparing", keep, quiet=as_json) as told:
+        results = run_cases(list(cases.values()), jobs=options.jobs_of(jobs), kept=keep, told=told)
     summaries = {name: results[case] for name, case in cases.items()}
     counts = session_counts(workload.build()[0])
-    _tell({"workload": asdict(counts), "summaries": summaries}, out, as_json)
+    options.tell({"workload": asdict(counts), "summaries": summaries}, out, as_json=as_json)
     if not as_json:
         render.console.print(printed(workload_table(counts)))
         render.console.print(printed(summary_table(summaries)))
 
 
-def workload_table(counts: SessionCounts, recorded: TraceCounts | None = None) -> Table:
+def workload_table(counts: TraceCounts, recorded: TraceCounts | None = None) -> Table:
     """What is simulated, beside what was recorded."""
     rows = []
     names = (
@@ -225,10 +219,3 @@ def summary_table(summaries: Mapping[str, Result]) -> Table:
 
 def _mean_busy(shares: Sequence[float]) -> str:
     return f"{sum(shares) / len(shares):.1%}"
-
-
-def _tell(body: Mapping[str, Any], out: Path | None, as_json: bool) -> None:
-    if out is not None:
-        out.write_text(json.dumps(body, indent=2, sort_keys=True) + "\n")
-    if as_json:
-        render.print_json(body)

@@ -1,6 +1,5 @@
 """`dualpath sim tune`: search the scheduler's knobs and tell how flat the optimum is."""
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -125,11 +124,8 @@ def tune(
         from dualpath.simulator.runs.tune_plot import draw
 
         draw(report, plot)
-    if out is not None:
-        out.write_text(json.dumps(report, indent=2) + "\n")
-    if as_json:
-        render.print_json(report)
-    else:
+    options.tell(report, out, as_json=as_json)
+    if not as_json:
         _show(report)
 
 

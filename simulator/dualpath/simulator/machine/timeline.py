@@ -10,7 +10,7 @@ Action = Callable[[Any], None]
 class Timeline:
     """`now_s` moves only in `advance`. One seed, one order: nothing here depends on a wall clock or on hashing."""
 
-    __slots__ = ("_after", "_heap", "_order", "happened", "is_stopped", "now_s")
+    __slots__ = ("_after", "_heap", "_order", "is_stopped", "now_s")
 
     def __init__(self) -> None:
         self._heap: list[tuple[float, int, Action, Any]] = []
@@ -18,7 +18,6 @@ class Timeline:
         self._order = 0
         self.is_stopped = False
         self.now_s = 0.0
-        self.happened = 0
 
     def at(self, when_s: float, action: Action, about: Any = None) -> None:
         """Do `action(about)` at `when_s`, or now if that has passed."""
@@ -32,7 +31,6 @@ class Timeline:
     def advance(self) -> None:
         """Go to the next thing and do it; raises IndexError when there is none."""
         self.now_s, _, action, about = heapq.heappop(self._heap)
-        self.happened += 1
         action(about)
 
     def after_this(self, action: Callable[[], None]) -> None:

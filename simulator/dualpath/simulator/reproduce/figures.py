@@ -26,7 +26,7 @@ from dualpath.simulator.reproduce.grid import (
     table3_shapes,
 )
 from dualpath.simulator.runs.case import Case
-from dualpath.simulator.runs.pool import Result
+from dualpath.simulator.runs.pool import Result, objective_s
 
 Results = Mapping[Case, Result]
 
@@ -329,7 +329,7 @@ def beyond(results: Results) -> Figure:
     numbers: dict[str, Any] = {}
     rows = []
     for load, base in BEYOND_LOADS.items():
-        seconds = {system: _objective_s(base, results[beyond_case(load, system)]) for system in ("dualpath", *BEYOND)}
+        seconds = {system: objective_s(base, results[beyond_case(load, system)]) for system in ("dualpath", *BEYOND)}
         numbers[load] = seconds
         cells = [f"{error(seconds[system], seconds['dualpath']):+.1%}" for system in BEYOND]
         rows.append([load, "TTFT" if base.workload.aps else "JCT", f"{seconds['dualpath']:,.2f}", *cells])
@@ -342,10 +342,6 @@ def beyond(results: Results) -> Figure:
     title = "Change of JCT, or of mean TTFT where sessions arrive one by one"
     table = Table(title, ["load", "seconds of", "dualpath", *BEYOND], rows, note)
     return Figure("Beyond the paper", numbers, [table])
-
-
-def _objective_s(case: Case, result: Result) -> float:
-    return float(result["ttft_s"]["mean"] if case.workload.aps else result["jct_s"])
 
 
 def _against(ours: float, theirs: float) -> str:

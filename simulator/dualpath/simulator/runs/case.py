@@ -9,6 +9,7 @@ from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any, TypeVar
 
+from dualpath.client.traces import TraceCounts
 from dualpath.engine_agent.batch import quota
 from dualpath.model.errors import Rejected
 from dualpath.scheduler.policy import registry
@@ -22,7 +23,7 @@ from dualpath.simulator.scenario import SYSTEMS, Scenario, System, simulate
 from dualpath.simulator.workload.arrivals import offline, poisson, sessions_until
 from dualpath.simulator.workload.generator import PAPER_SEED, paper_sessions
 from dualpath.simulator.workload.sessions import Session, cut_at
-from dualpath.simulator.workload.traces import trace_sessions
+from dualpath.simulator.workload.traces import TraceWorkload, trace_sessions
 
 Changes = tuple[tuple[str, float | str], ...]
 Progress = Callable[[int, int], None]
@@ -58,6 +59,16 @@ class Workload:
     arrival_seed: int = ARRIVAL_SEED
     until_s: float = 0.0
     warm_up_s: float = 0.0
+
+    @property
+    def is_online(self) -> bool:
+        """Sessions come over time: what counts is TTFT, not JCT."""
+        return bool(self.aps) or self.as_recorded
+
+    @property
+    def recorded(self) -> TraceCounts | None:
+        """The trace's own counts; None for generated sessions."""
+        return _read(self.trace, self.trace_scale).counts if self.trace else None
 
     def build(self) -> tuple[Sequence[Session], Sequence[float]]:
         """Sessions and their starts; raises Rejected for a workload that is empty."""
@@ -180,8 +191,13 @@ def _generated(tokens_max: int, count: int, seed: int, append_scale: float, gen_
 
 
 @lru_cache(maxsize=1)
+def _read(path: str, scale: float) -> TraceWorkload:
+    return trace_sessions(Path(path), scale=scale)
+
+
+@lru_cache(maxsize=1)
 def _from_trace(path: str, scale: float, tokens_max: int, pauses: bool) -> tuple[Sequence[Session], Sequence[float]]:
-    workload = trace_sessions(Path(path), scale=scale)
+    workload = _read(path, scale)
     sessions = workload.sessions
     if tokens_max:
         sessions = tuple(cut_at(session, tokens_max) for session in sessions)

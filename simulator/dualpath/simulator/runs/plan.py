@@ -12,7 +12,7 @@ from dualpath.simulator.machine.shape import Costs, Shape
 from dualpath.simulator.profiles.bottleneck import FreeRange, Hardware, free_range, loads
 from dualpath.simulator.profiles.profile import load_profile, parse_shape
 from dualpath.simulator.runs.case import Case
-from dualpath.simulator.runs.pool import Result, Told, run_cases
+from dualpath.simulator.runs.pool import Result, Told, objective_s, run_cases
 from dualpath.simulator.scenario import check_feasible
 
 APS_STEP = 0.05
@@ -281,7 +281,7 @@ def judged(cases: Sequence[Case], results: Mapping[Case, Result], slo: Slo) -> l
         name, why = bottleneck(result, parse_shape(case.shape), case.scenario().costs, slo)
         splits.append(
             Split(
-                case, result, _score(case, result), name, why,
+                case, result, objective_s(case, result), name, why,
                 missed=slo.missed(result), overshoot=slo.overshoot(result), aps=case.workload.aps,
             )
         )  # fmt: skip
@@ -293,11 +293,6 @@ def _order(split: Split) -> tuple[bool, float, float]:
     if split.missed:
         return (True, split.overshoot, split.score)
     return (False, -split.aps, split.score)
-
-
-def _score(case: Case, result: Result) -> float:
-    score: float = result["ttft_s"]["mean"] if case.workload.aps else result["jct_s"]
-    return score
 
 
 def _at(case: Case, aps: float) -> Case:
@@ -340,7 +335,7 @@ def _sizes(best: Split, slo: Slo, run: Run) -> list[Size]:
         for name, case in cases.items():
             score = None
             if case in results and (best.missed or not slo.missed(results[case])):
-                score = _score(case, results[case])
+                score = objective_s(case, results[case])
             scores[name][tries[name]] = score
             searches[name].tried(tries[name], is_enough=score is not None and score <= (1 + SIZE_SLACK) * best.score)
     peaks = {name: best.result[name.replace("_tokens", "_peak_tokens")] for name in given}

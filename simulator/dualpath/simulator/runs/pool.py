@@ -5,9 +5,10 @@ import multiprocessing
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
 from dataclasses import asdict
 from multiprocessing.sharedctypes import Synchronized
 from pathlib import Path
@@ -18,6 +19,7 @@ from dualpath.simulator.runs.case import Case, run_case
 from dualpath.simulator.runs.interrupt import at_safe_points
 
 POLL_S = 0.5
+SPAWN = multiprocessing.get_context("spawn")
 
 Result = Mapping[str, Any]  # Summary.as_dict()
 Told = Callable[[int, int, int, str], None]  # runs ended, runs in all, turns simulated in this process tree, last title
@@ -44,6 +46,11 @@ def run_cases(
     else:
         _run_in_pool(left, results, kept, len(wanted), told, jobs)
     return {case: results[case] for case in wanted}
+
+
+def objective_s(case: Case, result: Result) -> float:
+    """What a run is judged by, in seconds, smaller is better: mean TTFT where sessions come over time, else JCT."""
+    return float(result["ttft_s"]["mean"] if case.workload.is_online else result["jct_s"])
 
 
 def load_kept(cases: Sequence[Case], kept: Path | None) -> dict[Case, Result]:
@@ -76,15 +83,9 @@ def _run_here(
 def _run_in_pool(
     left: Sequence[Case], results: dict[Case, Result], kept: Path | None, total: int, told: Told | None, jobs: int
 ) -> None:
-    context = multiprocessing.get_context("spawn")
-    turns: Synchronized[int] = context.Value("q", 0)
+    turns = SPAWN.Value("q", 0)
     ordered = sorted(left, key=_weight, reverse=True)  # the longest first: none is left alone at the end
-    with (
-        at_safe_points() as interrupt,
-        ProcessPoolExecutor(
-            min(jobs, len(left)), mp_context=context, initializer=_begin_worker, initargs=(turns,)
-        ) as pool,
-    ):
+    with at_safe_points() as interrupt, workers(min(jobs, len(left)), turns) as pool:
         running: dict[Future[Result], Case] = {pool.submit(_run_in_worker, case): case for case in ordered}
         try:
             while running:
@@ -100,14 +101,26 @@ def _run_in_pool(
         except BrokenProcessPool as error:
             message = f"a simulating process was killed (memory?) after {len(results)} of {total} runs"
             raise Broken(message, reason="CHILD") from error
-        except BaseException:
-            for process in list((pool._processes or {}).values()):
-                process.kill()  # a run has nothing to clean up, and may have minutes to go
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
 
 
-def _begin_worker(turns: "Synchronized[int]") -> None:
+@contextmanager
+def workers(jobs: int, turns: "Synchronized[int] | None" = None) -> Iterator[ProcessPoolExecutor]:
+    """Processes for runs, which leave Ctrl-C to this one; where an error ends the block, they are killed.
+
+    turns  counts the turns that all of them have simulated
+    """
+    pool = ProcessPoolExecutor(jobs, mp_context=SPAWN, initializer=_begin_worker, initargs=(turns,))
+    try:
+        yield pool
+    except BaseException:
+        for process in list((pool._processes or {}).values()):
+            process.kill()  # a run has nothing to clean up, and may have minutes to go
+        pool.shutdown(wait=False, cancel_futures=True)
+        raise
+    pool.shutdown()
+
+
+def _begin_worker(turns: "Synchronized[int] | None") -> None:
     global _turns
     _turns = turns
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides

@@ -9,15 +9,14 @@ import hashlib
 import json
 import math
 import re
-import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
-from multiprocessing import get_context
 from pathlib import Path
+from types import TracebackType
 from typing import Any, Self
 
 import optuna
@@ -32,7 +31,7 @@ from sqlalchemy.exc import ArgumentError, SQLAlchemyError
 from dualpath.model.errors import Broken, Refused, Rejected
 from dualpath.simulator.runs.case import Case
 from dualpath.simulator.runs.interrupt import Interrupt, at_safe_points
-from dualpath.simulator.runs.pool import POLL_S, Result, Told, run_cases
+from dualpath.simulator.runs.pool import POLL_S, Result, Told, objective_s, run_cases, workers
 from dualpath.simulator.scenario import Scenario, check_feasible
 
 JCT, TTFT = "jct_s", "ttft_mean_s"
@@ -144,8 +143,7 @@ class Problem:
 
     @property
     def objective(self) -> str:
-        load = self.case.workload
-        return TTFT if load.aps or load.as_recorded else JCT
+        return TTFT if self.case.workload.is_online else JCT
 
     @property
     def default(self) -> Values:
@@ -253,7 +251,7 @@ class Outcome:
 def outcome_of(future: "Future[dict[Case, Result]]", objective: str) -> Outcome:
     """raises  what a run raises, besides a scenario that is rejected or comes to a deadlock"""
     try:
-        (result,) = future.result().values()
+        ((case, result),) = future.result().items()
     except Rejected as error:
         return Outcome(None, str(error))
     except Broken as error:
@@ -262,7 +260,7 @@ def outcome_of(future: "Future[dict[Case, Result]]", objective: str) -> Outcome:
         return Outcome(None, str(error))
     except BrokenProcessPool as error:
         raise Broken("a simulating process was killed (memory?)", reason="CHILD") from error
-    value = float(result["ttft_s"]["mean"] if objective == TTFT else result["jct_s"])
+    value = objective_s(case, result)
     if not 0 < value < math.inf:
         return Outcome(None, f"{objective} is {value:g}: no turn was counted", result["turns"])
     return Outcome(value, turns=result["turns"])
@@ -287,22 +285,16 @@ class Bench:
         self.interrupt = self._closing.enter_context(at_safe_points())
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._closing.close()
-        if self._pool is None:
-            return
-        if kind is not None:
-            for process in list((self._pool._processes or {}).values()):
-                process.kill()  # a run has nothing to clean up, and may have minutes to go
-        self._pool.shutdown(wait=kind is None, cancel_futures=True)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._closing.__exit__(kind, error, trace)
 
     def submit(self, case: Case) -> "Future[dict[Case, Result]]":
         """The one result of a case, now or later."""
         if self.jobs > 1:
             if self._pool is None:
-                self._pool = ProcessPoolExecutor(
-                    self.jobs, mp_context=get_context("spawn"), initializer=_ignore_interrupt
-                )
+                self._pool = self._closing.enter_context(workers(self.jobs))
             return self._pool.submit(run_cases, [case], kept=self._kept)
         future: Future[dict[Case, Result]] = Future()
 
@@ -342,10 +334,6 @@ class Bench:
                     outcome = outcomes[running.pop(future)] = outcome_of(future, objective)
                     self.ended(outcome, title)
         return outcomes
-
-
-def _ignore_interrupt() -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
 
 
 class ByNumber(BaseSampler):

@@ -7,6 +7,7 @@ from statistics import median
 
 import numpy as np
 
+from dualpath.client.traces import PAUSE_SHARE, TraceCounts
 from dualpath.model.layout import BLOCK_TOKENS
 
 
@@ -70,35 +71,17 @@ def session_means(sessions: Sequence[Session]) -> SessionMeans:
     return SessionMeans(len(rows), *means)
 
 
-@dataclass(frozen=True, slots=True)
-class SessionCounts:
-    """What sessions hold, counted; the fields of the trace reader's counts (`TraceCounts`).
+def session_counts(sessions: Sequence[Session]) -> TraceCounts:
+    """A trace's counts, of sessions as they are simulated; a hit is what storage can hold: whole blocks of context.
 
-    token_hit_rate  context in whole blocks over prompt, of all turns: what storage can hold of it
-    pause_*_s       over all turns but each session's first; None: there are no others, or none pauses
+    raises  ValueError for none
     """
-
-    sessions: int
-    turns: int
-    turns_mean: float
-    turns_median: float
-    input_mean_tokens: float
-    input_median_tokens: float
-    append_median_tokens: float
-    output_mean_tokens: float
-    token_hit_rate: float
-    pause_median_s: float | None
-    pause_p90_s: float | None
-
-
-def session_counts(sessions: Sequence[Session]) -> SessionCounts:
-    """Count them; raises ValueError for none."""
     lengths = [session.turns for session in sessions]
     pairs = [pair for session in sessions for pair in session.prompts()]
     contexts, prompts = np.array(pairs, dtype=np.int64).T
     hits = contexts - contexts % BLOCK_TOKENS
     pauses = sorted(pause for session in sessions for pause in session.pauses_s[1:])
-    return SessionCounts(
+    return TraceCounts(
         sessions=len(sessions),
         turns=len(pairs),
         turns_mean=float(np.mean(lengths)),
@@ -109,7 +92,7 @@ def session_counts(sessions: Sequence[Session]) -> SessionCounts:
         output_mean_tokens=float(np.mean([gen for session in sessions for gen in session.gens])),
         token_hit_rate=float(hits.sum() / prompts.sum()),
         pause_median_s=median(pauses) if pauses else None,
-        pause_p90_s=pauses[int(0.9 * len(pauses))] if pauses else None,
+        pause_p90_s=pauses[int(PAUSE_SHARE * len(pauses))] if pauses else None,
     )
 
 
