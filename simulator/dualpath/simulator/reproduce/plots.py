@@ -128,7 +128,8 @@ def _fig11(numbers: Mapping[str, Any]) -> Canvas:
         bottom = [below + value for below, value in zip(bottom, numbers[part], strict=True)]
     ax.set_xlabel("sessions arriving per second")
     ax.set_ylabel("mean TTFT, s")
-    _legend(ax)
+    ax.set_ylim(top=1.2 * max(bottom))
+    ax.legend(loc="upper center", ncols=4, fontsize=8, frameon=False)
     return canvas
 
 
