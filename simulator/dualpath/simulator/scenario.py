@@ -39,6 +39,7 @@ SYSTEMS: Mapping[str, System] = {
         System("event", DUALPATH, Modes(event_driven=True)),
         System("weighted", DUALPATH, Modes(weigh_nics=True)),
         System("split", DUALPATH, Modes(split_reads=True)),
+        System("joint", DUALPATH, Modes(joint_choice=True)),
         System("event-split", DUALPATH, Modes(event_driven=True, split_reads=True)),
     )
 }
@@ -104,7 +105,7 @@ def simulate(
 
 
 def _check_service(system: System) -> None:
-    for name in ("weigh_nics", "split_reads"):
+    for name in ("weigh_nics", "split_reads", "joint_choice"):
         if getattr(system.modes, name):
             raise Rejected(f"{name} is on; the scheduler does not know it yet, only the fast driver does", field=name)
 

@@ -231,7 +231,10 @@ class DirectControl:
 
     def _spread(self) -> None:
         groups = self._decode_groups
-        views = cast("list[GroupView]", groups) if self._live else [group.view() for group in groups]
+        if self._machine.modes.joint_choice:
+            views = [self._with_reads(group) for group in groups]
+        else:
+            views = cast("list[GroupView]", groups) if self._live else [group.view() for group in groups]
         queue, self._decode_queue = self._decode_queue, []
         placements = self._policy.spread_to_groups(self._line(queue), views, rotation=self._rotation_spread)
         for turn, placement in zip(queue, placements, strict=True):
@@ -243,6 +246,12 @@ class DirectControl:
             group.queue.append(turn)
             group.queued_tokens += turn.prompt_tokens
         self._rotation_spread += len(queue)
+
+    def _with_reads(self, group: _Group) -> GroupView:
+        """A group whose storage NICs are all busy looks as loaded as if what they have to read were open there."""
+        nics, now = self._machine.nics, self._machine.timeline.now_s
+        reads = min(nics[node].settle(now) for node in group.nodes)
+        return GroupView(group.group_id, group.rank, group.open_tokens, group.queued_tokens + reads)
 
     def _fetch_decode(self, group: _Group) -> None:
         snapshot = DecodeSnapshot(self._line(group.queue), self._views(group), group.rotation)

@@ -65,6 +65,7 @@ class Modes:
     event_driven      a PE group's fetch stays open during its steps; without, it asks only between steps (paper)
     weigh_nics        read queues are compared in seconds of each NIC's goodput, not in tokens
     split_reads       a turn's hit KV is read on both sides, so much on each that both are done at once
+    joint_choice      the DE group is chosen with its read side in mind: what its storage NIC has to read counts as load
     decode_fetch_s    how often a DE group asks
     balance_window_s  over which the traffic of the storage NICs is compared
     """
@@ -74,6 +75,7 @@ class Modes:
     event_driven: bool = False
     weigh_nics: bool = False
     split_reads: bool = False
+    joint_choice: bool = False
     decode_fetch_s: float = 0.04
     balance_window_s: float = 60.0
 

@@ -337,7 +337,8 @@ def beyond(results: Results) -> Figure:
     note = (
         "event: a PE group asks for turns during its steps too, not only between them. weighted: read queues are"
         " compared in seconds of each NIC, not in tokens. split: a turn's hit KV is read on both sides at once, in"
-        f" shares that end together. The worst change of all is {worst:+.1%}."
+        " shares that end together. joint: a DE group is chosen by its tokens and by what its storage NIC has to read."
+        f" The worst change of all is {worst:+.1%}."
     )
     title = "Change of JCT, or of mean TTFT where sessions arrive one by one"
     table = Table(title, ["load", "seconds of", "dualpath", *BEYOND], rows, note)

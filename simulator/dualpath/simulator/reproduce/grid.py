@@ -181,7 +181,7 @@ FIGURES = ("fig7", "fig8", "fig9", "fig10", "fig11", "fig12", "fig14", "fig15", 
 MORE_FIGURES = ("beyond",)  # not of the paper
 
 # What goes beyond the paper, and the loads on which it is measured against dualpath.
-BEYOND = ("event", "weighted", "split", "event-split")
+BEYOND = ("event", "weighted", "split", "joint", "event-split")
 BEYOND_LOADS: Mapping[str, Case] = {
     "660B 2P4D, 64K, 1,024": Case("ds-660b", "dualpath", "2P4D", Workload(65_536, 1024)),
     "660B 2P4D, 32K, 1,024": Case("ds-660b", "dualpath", "2P4D", Workload(32_768, 1024)),
