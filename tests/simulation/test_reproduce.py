@@ -17,6 +17,7 @@ from dualpath.scheduler.policy.snapshot import PolicyLimits, PrefillSnapshot
 from dualpath.simulator.command import register
 from dualpath.simulator.reproduce.figures import knee_aps
 from dualpath.simulator.reproduce.grid import (
+    BEYOND,
     FIGURES,
     MODELS,
     ablation_case,
@@ -189,7 +190,7 @@ def test_a_deadlock_is_an_error_with_a_report() -> None:
         simulate(replace(scenario, system=system))
 
 
-@pytest.mark.parametrize("system", ["dualpath", "basic", "oracle", "event", "weighted", "split", "joint", "event-split"])
+@pytest.mark.parametrize("system", ["dualpath", "basic", "oracle", *BEYOND])
 def test_nothing_is_lost_and_the_nics_read_what_was_hit(system: str) -> None:
     case = Case("ds-660b", system, "2P2D", Workload(16_384, 48))
     sessions, _ = case.workload.build()
