@@ -187,7 +187,8 @@ async def test_a_group_that_does_not_fit_is_refused_with_both_sides_named(
     }
     async with grpc.aio.insecure_channel(shared_cell.address) as channel:
         call = agents_pb2_grpc.AgentsStub(channel).Work()
-        await call.write(agents_pb2.FromGroup(hello=agents_pb2.Hello(**(fields | change))))
+        hello = agents_pb2.FromGroup(hello=agents_pb2.Hello(**(fields | change)))
+        await call.write(agents_pb2.FromGroupBatch(frames=[hello]))
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             while await call.read() is not grpc.aio.EOF:
                 pass

@@ -6,7 +6,7 @@ kept and sent again after a broken stream until it is acknowledged or called sta
 
 import asyncio
 import random
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import grpc
@@ -21,6 +21,7 @@ from dualpath.model.load import LoadReport
 from dualpath.model.turn import Plan
 from dualpath.v1 import agents_pb2, agents_pb2_grpc, peers_pb2_grpc
 from dualpath.wire import agents as wire
+from dualpath.wire.outbox import MESSAGE_OPTIONS, Outbox
 
 PROTOCOL_VERSION = 1
 FRAMES_MAX = 65536  # frames queued for a stream
@@ -35,8 +36,7 @@ CHANNEL_OPTIONS = (
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_receive_message_length", 16 << 20),
-    ("grpc.max_send_message_length", 16 << 20),
+    *MESSAGE_OPTIONS,
     ("grpc.use_local_subchannel_pool", 1),
 )
 
@@ -72,7 +72,7 @@ class Uplink:
         self._group = group
         self._to_leader = to_leader
         self._chance = chance or random.Random()
-        self._frames: asyncio.Queue[agents_pb2.FromGroup] = asyncio.Queue(FRAMES_MAX)
+        self._frames = Outbox[agents_pb2.FromGroup](FRAMES_MAX, agents_pb2.FromGroup.ByteSize)
         self._unacked: dict[AttemptKey, agents_pb2.FromGroup] = {}
         self._changed = asyncio.Event()
         self._report_seq = 0
@@ -115,11 +115,8 @@ class Uplink:
 
     def _enqueue(self, frame: agents_pb2.FromGroup) -> None:
         """A stream that does not take FRAMES_MAX frames is as good as broken."""
-        try:
-            self._frames.put_nowait(frame)
-        except asyncio.QueueFull:
-            if self._call is not None:
-                self._call.cancel()
+        if not self._frames.put(frame) and self._call is not None:
+            self._call.cancel()
 
     def change(self) -> None:
         """Something about the load changed: report soon."""
@@ -169,20 +166,21 @@ class Uplink:
                 call = agents_pb2_grpc.AgentsStub(channel).Work()
             self._call = call
             try:
-                await call.write(agents_pb2.FromGroup(hello=self._hello()))
+                await call.write(agents_pb2.FromGroupBatch(frames=[agents_pb2.FromGroup(hello=self._hello())]))
                 async with asyncio.timeout(WELCOME_S):
                     first = await call.read()
                 if first is grpc.aio.EOF:
                     raise TimeoutError
-                self._welcome(first.welcome)
+                self._welcome(first.frames[0].welcome)
+                for frame in first.frames[1:]:
+                    self._take(frame)
                 await self._pump(call)
             finally:
                 self._call = None
                 call.cancel()
 
     def _welcome(self, welcome: agents_pb2.Welcome) -> None:
-        while not self._frames.empty():
-            self._frames.get_nowait()
+        self._frames.clear()
         self._report_s = welcome.report_s or 1.0
         self.connected.set()
         for frame in self._unacked.values():
@@ -209,8 +207,9 @@ class Uplink:
             await asyncio.wait(tasks)
 
     async def _read(self, call: "grpc.aio.StreamStreamCall") -> None:
-        while (frame := await call.read()) is not grpc.aio.EOF:
-            self._take(frame)
+        while (batch := await call.read()) is not grpc.aio.EOF:
+            for frame in batch.frames:
+                self._take(frame)
 
     def _take(self, frame: agents_pb2.ToGroup) -> None:
         match frame.WhichOneof("frame"):
@@ -235,12 +234,8 @@ class Uplink:
             self.tell(HandbackNote(key, HandbackReason.PEER_LOST, "the node of this plan has left the group"))
 
     async def _write(self, call: "grpc.aio.StreamStreamCall") -> None:
-        async for frame in self._outgoing():
-            await call.write(frame)
-
-    async def _outgoing(self) -> AsyncIterator[agents_pb2.FromGroup]:
         while True:
-            yield await self._frames.get()
+            await call.write(agents_pb2.FromGroupBatch(frames=await self._frames.take()))
 
     async def _report(self) -> None:
         """A report at once when something changed, and at least every report_s."""

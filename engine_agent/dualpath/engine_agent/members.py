@@ -15,6 +15,7 @@ from dualpath.model.load import EngineCapacity, EngineLoad, NodeInfo
 from dualpath.model.turn import Plan
 from dualpath.v1 import agents_pb2
 from dualpath.wire import agents as wire
+from dualpath.wire.outbox import Outbox
 
 MEMBER_FRAMES_MAX = 65536  # frames queued for a member
 MEMBER_REPORT_S = 0.5
@@ -37,19 +38,25 @@ class RemoteMember:
         self.capacities = tuple(
             EngineCapacity(EngineId(e.engine_id), NodeId(e.node_id), e.hbm_tokens) for e in hello.engines
         )
-        self.frames: asyncio.Queue[agents_pb2.ToGroup] = asyncio.Queue(MEMBER_FRAMES_MAX)
+        self.frames = Outbox[agents_pb2.ToGroup](MEMBER_FRAMES_MAX, agents_pb2.ToGroup.ByteSize)
+        self.overrun = asyncio.Event()  # set where the member takes no more frames
         self._running = {_key(ref) for ref in hello.running}
         idle = tuple(EngineLoad(e.engine_id, 0, 0, e.hbm_tokens) for e in self.capacities)
         self._part = GroupPart(idle, (), 0)
 
     def accept(self, plan: Plan) -> None:
         self._running.add(AttemptKey(plan.turn.turn_id, plan.attempt))
-        self.frames.put_nowait(agents_pb2.ToGroup(plan=wire.plan_to_wire(plan)))
+        self.send(agents_pb2.ToGroup(plan=wire.plan_to_wire(plan)))
 
     def cancel(self, key: AttemptKey) -> None:
         if key in self._running:
             ref = agents_pb2.AttemptRef(turn_id=key.turn_id, attempt=key.attempt)
-            self.frames.put_nowait(agents_pb2.ToGroup(cancel=agents_pb2.CancelAttempt(attempt=ref)))
+            self.send(agents_pb2.ToGroup(cancel=agents_pb2.CancelAttempt(attempt=ref)))
+
+    def send(self, frame: agents_pb2.ToGroup) -> None:
+        """Queue a frame; a member that takes none any more is cut off and may come back."""
+        if not self.frames.put(frame):
+            self.overrun.set()
 
     def running(self) -> tuple[AttemptKey, ...]:
         return tuple(self._running)
@@ -81,21 +88,26 @@ class MemberDesk:
         self._group_id = group_id
         self._layout_hash = layout_hash
 
-    async def serve(self, frames: AsyncIterator[agents_pb2.FromGroup], context: "grpc.aio.ServicerContext") -> None:
+    async def serve(
+        self, batches: AsyncIterator[agents_pb2.FromGroupBatch], context: "grpc.aio.ServicerContext"
+    ) -> None:
         """One member's stream, from Hello to its end; what it worked on is then handed back."""
-        first = await anext(frames, None)
+        batch = await anext(batches, None)
+        first = batch.frames[0] if batch is not None and batch.frames else None
         problem = self._problem(first)
         if problem or first is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, problem)
         assert first is not None
         member = RemoteMember(first.hello)
-        await context.write(agents_pb2.ToGroup(welcome=agents_pb2.Welcome(report_s=MEMBER_REPORT_S)))
+        welcome = agents_pb2.ToGroup(welcome=agents_pb2.Welcome(report_s=MEMBER_REPORT_S))
+        await context.write(agents_pb2.ToGroupBatch(frames=[welcome]))
         self._group.join(member)
         log.info("member joined", node=member.info.node_id)
         writer = asyncio.create_task(_write(member, context))
         try:
-            while (frame := await _next_frame(frames)) is not None:
-                self._take(member, frame)
+            while not member.overrun.is_set() and (batch := await _next_batch(batches)) is not None:
+                for frame in batch.frames:
+                    self._take(member, frame)
         finally:
             writer.cancel()
             self._group.leave(member)
@@ -128,21 +140,21 @@ class MemberDesk:
         self._uplink.forward(frame)
         if frame.HasField("commit"):  # from here on the leader keeps it until the scheduler answers
             ack = agents_pb2.CommitAck(attempt=frame.commit.attempt)
-            member.frames.put_nowait(agents_pb2.ToGroup(commit_ack=ack))
+            member.send(agents_pb2.ToGroup(commit_ack=ack))
 
 
-async def _next_frame(frames: AsyncIterator[agents_pb2.FromGroup]) -> agents_pb2.FromGroup | None:
-    """The member's next frame, None once it has left or was silent for its lease."""
+async def _next_batch(batches: AsyncIterator[agents_pb2.FromGroupBatch]) -> agents_pb2.FromGroupBatch | None:
+    """The member's next frames, None once it has left or was silent for its lease."""
     try:
         async with asyncio.timeout(MEMBER_LEASE_S):
-            return await anext(frames, None)
+            return await anext(batches, None)
     except TimeoutError:
         return None
 
 
 async def _write(member: RemoteMember, context: "grpc.aio.ServicerContext") -> None:
     while True:
-        await context.write(await member.frames.get())
+        await context.write(agents_pb2.ToGroupBatch(frames=await member.frames.take()))
 
 
 def _key(ref: agents_pb2.AttemptRef) -> AttemptKey:

@@ -266,7 +266,7 @@ class PeersService(peers_pb2_grpc.PeersServicer):
             decode.rendezvous.link_lost(link, "link ended")
 
     async def Member(
-        self, request_iterator: AsyncIterator[agents_pb2.FromGroup], context: "grpc.aio.ServicerContext"
+        self, request_iterator: AsyncIterator[agents_pb2.FromGroupBatch], context: "grpc.aio.ServicerContext"
     ) -> None:
         if self._desk is None:
             await context.abort(grpc.StatusCode.FAILED_PRECONDITION, "this node leads no group")

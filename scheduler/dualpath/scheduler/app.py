@@ -33,11 +33,11 @@ from dualpath.scheduler.stores.embedded import EmbeddedRedis
 from dualpath.scheduler.stores.memory import MemoryStore
 from dualpath.scheduler.stores.redis import RedisStore
 from dualpath.v1 import admin_pb2_grpc, agents_pb2_grpc, turns_pb2_grpc
+from dualpath.wire.outbox import MESSAGE_OPTIONS
 
 SERVICES = ("dualpath.v1.Turns", "dualpath.v1.Agents", "dualpath.v1.Admin")
 SERVER_OPTIONS = (
-    ("grpc.max_receive_message_length", 16 << 20),
-    ("grpc.max_send_message_length", 16 << 20),
+    *MESSAGE_OPTIONS,
     # clients and agents ping each 10 s; a server that calls that abuse would cut silent streams (FAULTS K4)
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
     ("grpc.http2.max_ping_strikes", 0),

@@ -27,6 +27,7 @@ from dualpath.v1 import (
     turns_pb2_grpc,
 )
 from dualpath.wire import agents as wire
+from dualpath.wire.outbox import MESSAGE_OPTIONS, Outbox
 from dualpath.wire.status import error_from_refusal, error_from_rpc
 
 CALL_S = 10.0  # a plain call takes at most this long
@@ -37,8 +38,7 @@ CHANNEL_OPTIONS = (
     ("grpc.keepalive_timeout_ms", 5_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.max_pings_without_data", 0),
-    ("grpc.max_receive_message_length", 16 << 20),
-    ("grpc.max_send_message_length", 16 << 20),
+    *MESSAGE_OPTIONS,
     ("grpc.initial_reconnect_backoff_ms", 100),
     ("grpc.max_reconnect_backoff_ms", 1_000),
 )
@@ -57,7 +57,7 @@ class Client:
         self._unreachable_s = unreachable_s
         self._room = asyncio.Semaphore(turns_max)
         self._handles: dict[str, TurnHandle] = {}
-        self._outgoing: asyncio.Queue[TurnHandle] = asyncio.Queue()
+        self._outgoing = Outbox[TurnHandle](2 * turns_max, _size_bytes)  # offered again, a turn may wait here twice
         self._work = asyncio.Event()
         self._channel: grpc.aio.Channel | None = None
         self._at = 0
@@ -91,7 +91,7 @@ class Client:
         await self._room.acquire()
         handle = TurnHandle(idempotency_key or uuid.uuid4().hex, spec)
         self._handles[handle.idempotency_key] = handle
-        self._outgoing.put_nowait(handle)
+        self._outgoing.put(handle)
         self._work.set()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._keep_stream(), name="dualpath client")
@@ -158,14 +158,16 @@ class Client:
     async def _run_stream(self) -> tuple[bool, DualPathError | None]:
         """One stream from dialling to its end; True if anything was heard on it."""
         heard = False
-        while not self._outgoing.empty():
-            self._outgoing.get_nowait()  # all unfinished turns are sent below, these among them
+        self._outgoing.clear()
+        for handle in self._handles.values():
+            self._outgoing.put(handle)
         call = turns_pb2_grpc.TurnsStub(self._open_channel()).SubmitMany()
-        writer = asyncio.create_task(self._write(call, list(self._handles.values())))
+        writer = asyncio.create_task(self._write(call))
         try:
-            while (event := await call.read()) is not grpc.aio.EOF:
+            while (batch := await call.read()) is not grpc.aio.EOF:
                 heard = True
-                self._take(event)
+                for event in batch.events:
+                    self._take(event)
             await call.code()
             return heard, None
         except grpc.aio.AioRpcError as error:
@@ -177,14 +179,11 @@ class Client:
                 writer.exception()  # seen: a broken stream shows itself in read() as well
             call.cancel()
 
-    async def _write(self, call: "grpc.aio.StreamStreamCall", unfinished: list[TurnHandle]) -> None:
-        for handle in unfinished:
-            if not handle.is_done:
-                await call.write(_submission(handle))
+    async def _write(self, call: "grpc.aio.StreamStreamCall") -> None:
         while True:
-            handle = await self._outgoing.get()
-            if not handle.is_done:
-                await call.write(_submission(handle))
+            handles = await self._outgoing.take()
+            turns = [_submission(handle) for handle in handles if not handle.is_done]
+            await call.write(turns_pb2.SubmitBatch(turns=turns))
 
     def _take(self, pb: turns_pb2.TurnEvent) -> None:
         handle = self._handles.get(pb.idempotency_key)
@@ -210,7 +209,8 @@ class Client:
 
     async def _offer_again(self, handle: TurnHandle, after_s: float) -> None:
         await asyncio.sleep(after_s * self._chance.uniform(0.75, 1.25))
-        self._outgoing.put_nowait(handle)
+        if not handle.is_done:
+            self._outgoing.put(handle)
 
     def _finish(self, handle: TurnHandle) -> None:
         if self._handles.pop(handle.idempotency_key, None) is not None:
@@ -260,6 +260,10 @@ class Client:
                         yield chunk.offset, tuple(chunk.tokens)
             except grpc.aio.AioRpcError:
                 return  # the node went away: the result, or the next attempt's tokens, come by the scheduler
+
+
+def _size_bytes(handle: TurnHandle) -> int:
+    return 256 + 4 * len(handle.spec.tokens)
 
 
 def _submission(handle: TurnHandle) -> turns_pb2.SubmitTurn:

@@ -17,6 +17,18 @@ ROLE_UNSPECIFIED: Role
 ROLE_PREFILL: Role
 ROLE_DECODE: Role
 
+class FromGroupBatch(_message.Message):
+    __slots__ = ("frames",)
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    frames: _containers.RepeatedCompositeFieldContainer[FromGroup]
+    def __init__(self, frames: _Optional[_Iterable[_Union[FromGroup, _Mapping]]] = ...) -> None: ...
+
+class ToGroupBatch(_message.Message):
+    __slots__ = ("frames",)
+    FRAMES_FIELD_NUMBER: _ClassVar[int]
+    frames: _containers.RepeatedCompositeFieldContainer[ToGroup]
+    def __init__(self, frames: _Optional[_Iterable[_Union[ToGroup, _Mapping]]] = ...) -> None: ...
+
 class FromGroup(_message.Message):
     __slots__ = ("hello", "report", "progress", "commit", "handback", "draining")
     HELLO_FIELD_NUMBER: _ClassVar[int]

@@ -36,8 +36,8 @@ class AgentsStub:
         """
         self.Work = channel.stream_stream(
                 '/dualpath.v1.Agents/Work',
-                request_serializer=dualpath_dot_v1_dot_agents__pb2.FromGroup.SerializeToString,
-                response_deserializer=dualpath_dot_v1_dot_agents__pb2.ToGroup.FromString,
+                request_serializer=dualpath_dot_v1_dot_agents__pb2.FromGroupBatch.SerializeToString,
+                response_deserializer=dualpath_dot_v1_dot_agents__pb2.ToGroupBatch.FromString,
                 _registered_method=True)
 
 
@@ -57,8 +57,8 @@ def add_AgentsServicer_to_server(servicer, server):
     rpc_method_handlers = {
             'Work': grpc.stream_stream_rpc_method_handler(
                     servicer.Work,
-                    request_deserializer=dualpath_dot_v1_dot_agents__pb2.FromGroup.FromString,
-                    response_serializer=dualpath_dot_v1_dot_agents__pb2.ToGroup.SerializeToString,
+                    request_deserializer=dualpath_dot_v1_dot_agents__pb2.FromGroupBatch.FromString,
+                    response_serializer=dualpath_dot_v1_dot_agents__pb2.ToGroupBatch.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -86,8 +86,8 @@ class Agents:
             request_iterator,
             target,
             '/dualpath.v1.Agents/Work',
-            dualpath_dot_v1_dot_agents__pb2.FromGroup.SerializeToString,
-            dualpath_dot_v1_dot_agents__pb2.ToGroup.FromString,
+            dualpath_dot_v1_dot_agents__pb2.FromGroupBatch.SerializeToString,
+            dualpath_dot_v1_dot_agents__pb2.ToGroupBatch.FromString,
             options,
             channel_credentials,
             insecure,

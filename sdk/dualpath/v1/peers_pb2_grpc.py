@@ -42,8 +42,8 @@ class PeersStub:
                 _registered_method=True)
         self.Member = channel.stream_stream(
                 '/dualpath.v1.Peers/Member',
-                request_serializer=dualpath_dot_v1_dot_agents__pb2.FromGroup.SerializeToString,
-                response_deserializer=dualpath_dot_v1_dot_agents__pb2.ToGroup.FromString,
+                request_serializer=dualpath_dot_v1_dot_agents__pb2.FromGroupBatch.SerializeToString,
+                response_deserializer=dualpath_dot_v1_dot_agents__pb2.ToGroupBatch.FromString,
                 _registered_method=True)
         self.Tokens = channel.unary_stream(
                 '/dualpath.v1.Peers/Tokens',
@@ -63,7 +63,7 @@ class PeersServicer:
         raise NotImplementedError('Method not implemented!')
 
     def Member(self, request_iterator, context):
-        """A node of a group that is not the leader's: it dials the leader's node. FromGroup frames go up, ToGroup frames down.
+        """A node of a group that is not the leader's: it dials the leader's node. The frames of Work, both ways.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -86,8 +86,8 @@ def add_PeersServicer_to_server(servicer, server):
             ),
             'Member': grpc.stream_stream_rpc_method_handler(
                     servicer.Member,
-                    request_deserializer=dualpath_dot_v1_dot_agents__pb2.FromGroup.FromString,
-                    response_serializer=dualpath_dot_v1_dot_agents__pb2.ToGroup.SerializeToString,
+                    request_deserializer=dualpath_dot_v1_dot_agents__pb2.FromGroupBatch.FromString,
+                    response_serializer=dualpath_dot_v1_dot_agents__pb2.ToGroupBatch.SerializeToString,
             ),
             'Tokens': grpc.unary_stream_rpc_method_handler(
                     servicer.Tokens,
@@ -147,8 +147,8 @@ class Peers:
             request_iterator,
             target,
             '/dualpath.v1.Peers/Member',
-            dualpath_dot_v1_dot_agents__pb2.FromGroup.SerializeToString,
-            dualpath_dot_v1_dot_agents__pb2.ToGroup.FromString,
+            dualpath_dot_v1_dot_agents__pb2.FromGroupBatch.SerializeToString,
+            dualpath_dot_v1_dot_agents__pb2.ToGroupBatch.FromString,
             options,
             channel_credentials,
             insecure,

@@ -63,6 +63,12 @@ class SubmitTurn(_message.Message):
     deadline_s: float
     def __init__(self, idempotency_key: _Optional[str] = ..., session_id: _Optional[str] = ..., context_key: _Optional[bytes] = ..., context_tokens: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., max_new_tokens: _Optional[int] = ..., forced_tokens: _Optional[bool] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
 
+class SubmitBatch(_message.Message):
+    __slots__ = ("turns",)
+    TURNS_FIELD_NUMBER: _ClassVar[int]
+    turns: _containers.RepeatedCompositeFieldContainer[SubmitTurn]
+    def __init__(self, turns: _Optional[_Iterable[_Union[SubmitTurn, _Mapping]]] = ...) -> None: ...
+
 class TurnEvent(_message.Message):
     __slots__ = ("turn_id", "idempotency_key", "attempt", "state", "first_token", "de_address", "result", "refused", "pe", "de", "read_side")
     TURN_ID_FIELD_NUMBER: _ClassVar[int]
@@ -88,6 +94,12 @@ class TurnEvent(_message.Message):
     de: str
     read_side: ReadSide
     def __init__(self, turn_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., attempt: _Optional[int] = ..., state: _Optional[_Union[TurnState, str]] = ..., first_token: _Optional[bool] = ..., de_address: _Optional[str] = ..., result: _Optional[_Union[TurnResult, _Mapping]] = ..., refused: _Optional[_Union[TurnError, _Mapping]] = ..., pe: _Optional[str] = ..., de: _Optional[str] = ..., read_side: _Optional[_Union[ReadSide, str]] = ...) -> None: ...
+
+class EventBatch(_message.Message):
+    __slots__ = ("events",)
+    EVENTS_FIELD_NUMBER: _ClassVar[int]
+    events: _containers.RepeatedCompositeFieldContainer[TurnEvent]
+    def __init__(self, events: _Optional[_Iterable[_Union[TurnEvent, _Mapping]]] = ...) -> None: ...
 
 class TurnError(_message.Message):
     __slots__ = ("code", "reason", "message", "field", "retry_after_s")

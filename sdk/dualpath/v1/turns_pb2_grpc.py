@@ -41,8 +41,8 @@ class TurnsStub:
                 _registered_method=True)
         self.SubmitMany = channel.stream_stream(
                 '/dualpath.v1.Turns/SubmitMany',
-                request_serializer=dualpath_dot_v1_dot_turns__pb2.SubmitTurn.SerializeToString,
-                response_deserializer=dualpath_dot_v1_dot_turns__pb2.TurnEvent.FromString,
+                request_serializer=dualpath_dot_v1_dot_turns__pb2.SubmitBatch.SerializeToString,
+                response_deserializer=dualpath_dot_v1_dot_turns__pb2.EventBatch.FromString,
                 _registered_method=True)
         self.Watch = channel.unary_stream(
                 '/dualpath.v1.Turns/Watch',
@@ -78,8 +78,8 @@ class TurnsServicer:
         raise NotImplementedError('Method not implemented!')
 
     def SubmitMany(self, request_iterator, context):
-        """Many turns on one stream; events carry the idempotency key. A turn that is refused or rejected gets a `refused`
-        event, the stream goes on.
+        """Many turns on one stream, in batches both ways: a message costs as much as ten turns in it. Events carry the
+        idempotency key. A turn that is refused or rejected gets a `refused` event, the stream goes on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,8 +121,8 @@ def add_TurnsServicer_to_server(servicer, server):
             ),
             'SubmitMany': grpc.stream_stream_rpc_method_handler(
                     servicer.SubmitMany,
-                    request_deserializer=dualpath_dot_v1_dot_turns__pb2.SubmitTurn.FromString,
-                    response_serializer=dualpath_dot_v1_dot_turns__pb2.TurnEvent.SerializeToString,
+                    request_deserializer=dualpath_dot_v1_dot_turns__pb2.SubmitBatch.FromString,
+                    response_serializer=dualpath_dot_v1_dot_turns__pb2.EventBatch.SerializeToString,
             ),
             'Watch': grpc.unary_stream_rpc_method_handler(
                     servicer.Watch,
@@ -197,8 +197,8 @@ class Turns:
             request_iterator,
             target,
             '/dualpath.v1.Turns/SubmitMany',
-            dualpath_dot_v1_dot_turns__pb2.SubmitTurn.SerializeToString,
-            dualpath_dot_v1_dot_turns__pb2.TurnEvent.FromString,
+            dualpath_dot_v1_dot_turns__pb2.SubmitBatch.SerializeToString,
+            dualpath_dot_v1_dot_turns__pb2.EventBatch.FromString,
             options,
             channel_credentials,
             insecure,

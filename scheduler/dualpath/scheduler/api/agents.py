@@ -1,7 +1,7 @@
 """The Agents service: one Work stream per group, from its leader (agents.proto)."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterable
 
 import grpc
 import structlog
@@ -23,6 +23,7 @@ from dualpath.scheduler.service.messages import (
 )
 from dualpath.v1 import agents_pb2, agents_pb2_grpc
 from dualpath.wire import agents as wire
+from dualpath.wire.outbox import Outbox
 
 PROTOCOL_VERSION = 1
 GROUP_FRAMES_MAX = 65_536  # frames waiting for one group; a group that takes none is cut off
@@ -34,13 +35,11 @@ class WorkStream:
     """Frames on their way down to one group."""
 
     def __init__(self) -> None:
-        self.frames: asyncio.Queue[agents_pb2.ToGroup] = asyncio.Queue(GROUP_FRAMES_MAX)
+        self.frames = Outbox[agents_pb2.ToGroup](GROUP_FRAMES_MAX, agents_pb2.ToGroup.ByteSize)
         self.ended = asyncio.Event()
 
     def send(self, message: GroupMessage) -> None:
-        try:
-            self.frames.put_nowait(_frame_of(message))
-        except asyncio.QueueFull:
+        if not self.frames.put(_frame_of(message)):
             self.close()
 
     def close(self) -> None:
@@ -54,12 +53,12 @@ class AgentsService(agents_pb2_grpc.AgentsServicer):
         self._cell = cell
 
     async def Work(
-        self, request_iterator: AsyncIterator[agents_pb2.FromGroup], context: "grpc.aio.ServicerContext"
+        self, request_iterator: AsyncIterator[agents_pb2.FromGroupBatch], context: "grpc.aio.ServicerContext"
     ) -> None:
-        first = await anext(request_iterator, None)
+        first = await anext(request_iterator, agents_pb2.FromGroupBatch())
         stream = WorkStream()
         try:
-            hello, running = self._hello(first)
+            hello, running = self._hello(first.frames[0] if first.frames else None)
             self._cell.leases.join(hello, running, stream)
         except DualPathError as error:
             log.warning("group refused", why=str(error))
@@ -67,7 +66,9 @@ class AgentsService(agents_pb2_grpc.AgentsServicer):
             return
         log.info("group joined", group=hello.group_id, role=hello.role.value, running=len(running))
         try:
-            await context.write(self._welcome())  # once joined: who is welcomed is in the status
+            # once joined: who is welcomed is in the status
+            await context.write(agents_pb2.ToGroupBatch(frames=[self._welcome()]))
+            self._take_all(first.frames[1:], hello)
             await self._exchange(request_iterator, context, hello, stream)
         finally:
             self._cell.leases.left(hello.group_id, stream)
@@ -75,7 +76,7 @@ class AgentsService(agents_pb2_grpc.AgentsServicer):
 
     async def _exchange(
         self,
-        request_iterator: AsyncIterator[agents_pb2.FromGroup],
+        request_iterator: AsyncIterator[agents_pb2.FromGroupBatch],
         context: "grpc.aio.ServicerContext",
         hello: GroupHello,
         stream: WorkStream,
@@ -123,9 +124,13 @@ class AgentsService(agents_pb2_grpc.AgentsServicer):
             raise _unfit("layout_hash", f"is {pb.layout_hash!r}, block_tokens {pb.block_tokens}", "both set")
         return _hello_of(pb), tuple(_key(ref) for ref in pb.running)
 
-    async def _read(self, frames: AsyncIterator[agents_pb2.FromGroup], hello: GroupHello) -> None:
-        async for frame in frames:
+    async def _read(self, batches: AsyncIterator[agents_pb2.FromGroupBatch], hello: GroupHello) -> None:
+        async for batch in batches:
             self._cell.leases.heard(hello.group_id)
+            self._take_all(batch.frames, hello)
+
+    def _take_all(self, frames: Iterable[agents_pb2.FromGroup], hello: GroupHello) -> None:
+        for frame in frames:
             try:
                 self._take(frame, hello)
             except DualPathError as error:
@@ -159,7 +164,7 @@ class AgentsService(agents_pb2_grpc.AgentsServicer):
 
 async def _write(stream: WorkStream, context: "grpc.aio.ServicerContext") -> None:
     while True:
-        await context.write(await stream.frames.get())
+        await context.write(agents_pb2.ToGroupBatch(frames=await stream.frames.take()))
 
 
 def _frame_of(message: GroupMessage) -> agents_pb2.ToGroup:

@@ -16,8 +16,6 @@ from dualpath.scheduler.service.events import Watcher
 from dualpath.scheduler.service.messages import Refusal, TurnNews
 from dualpath.v1 import turns_pb2, turns_pb2_grpc
 
-SUBMITS_OPEN_MAX = 256  # submissions of one stream being accepted at the same time
-
 
 class TurnsService(turns_pb2_grpc.TurnsServicer):
     """Thin: translate, call the cell, translate back."""
@@ -37,13 +35,13 @@ class TurnsService(turns_pb2_grpc.TurnsServicer):
             yield event
 
     async def SubmitMany(
-        self, request_iterator: AsyncIterator[turns_pb2.SubmitTurn], context: "grpc.aio.ServicerContext"
-    ) -> AsyncIterator[turns_pb2.TurnEvent]:
+        self, request_iterator: AsyncIterator[turns_pb2.SubmitBatch], context: "grpc.aio.ServicerContext"
+    ) -> AsyncIterator[turns_pb2.EventBatch]:
         stream = _ManyStream(self._cell)
         taking = asyncio.create_task(stream.take(request_iterator))
         try:
-            async for event in stream.events():
-                yield event
+            async for events in stream.events():
+                yield turns_pb2.EventBatch(events=events)
         finally:
             taking.cancel()
             stream.close()
@@ -80,8 +78,9 @@ class TurnsService(turns_pb2_grpc.TurnsServicer):
         stream.follow(entry)
         stream.all_taken = True
         try:
-            async for event in stream.events():
-                yield event
+            async for events in stream.events():
+                for event in events:
+                    yield event
         finally:
             stream.close()
 
@@ -100,23 +99,18 @@ class _ManyStream:
         self._cell = cell
         self._watcher: Watcher = cell.core.hub.watcher()
         self._followed: dict[TurnId, None] = {}
-        self._accepting: set[asyncio.Task[None]] = set()
+        self._accepting = 0
+        self._closed = False
         self.all_taken = False
 
-    async def take(self, requests: AsyncIterator[turns_pb2.SubmitTurn]) -> None:
-        """Accept submissions as they come, many at a time so that they share the store's commits, in their order."""
-        gate = asyncio.Semaphore(SUBMITS_OPEN_MAX)
-        async for request in requests:
-            await gate.acquire()
-            task = asyncio.create_task(self._submit(request))
-            self._accepting.add(task)
-            task.add_done_callback(self._accepting.discard)
-            task.add_done_callback(lambda _: gate.release())
-        if self._accepting:
-            await asyncio.wait(self._accepting)
+    async def take(self, batches: AsyncIterator[turns_pb2.SubmitBatch]) -> None:
+        """Accept submissions as they come, in their order; those of a batch share the store's commits."""
+        async for batch in batches:
+            for request in batch.turns:
+                self._accept(request)
+            await self._cell.core.journal.room()
         self.all_taken = True
-        if not self._followed:
-            self._watcher.close()
+        self._close_if_done()
 
     def follow(self, entry: TurnEntry) -> None:
         """raises Refused if too many clients follow this turn"""
@@ -127,29 +121,44 @@ class _ManyStream:
         decoding = entry.state is TurnState.DECODING
         self._watcher.push(self._cell.core.news(entry, first_token=decoding))
 
-    async def events(self) -> AsyncIterator[turns_pb2.TurnEvent]:
+    async def events(self) -> AsyncIterator[list[turns_pb2.TurnEvent]]:
         """News to the end of the last turn."""
-        async for item in self._watcher.follow():
-            match item:
-                case TurnNews():
-                    yield event_of(item)
-                    if item.state.is_terminal:
-                        self._followed.pop(item.turn_id, None)
-                case Refusal(key, error):
-                    yield refusal_of(key, error)
-            if self.all_taken and not self._followed:
-                return
+        async for news in self._watcher.follow():
+            events = []
+            for item in news:
+                match item:
+                    case TurnNews():
+                        events.append(event_of(item))
+                        if item.state.is_terminal:
+                            self._followed.pop(item.turn_id, None)
+                    case Refusal(key, error):
+                        events.append(refusal_of(key, error))
+            yield events
+            self._close_if_done()
 
     def close(self) -> None:
-        for task in self._accepting:
-            task.cancel()
+        self._closed = True
         for turn_id in self._followed:
             self._cell.core.hub.unfollow(turn_id, self._watcher)
         self._watcher.close()
 
-    async def _submit(self, request: turns_pb2.SubmitTurn) -> None:
+    def _close_if_done(self) -> None:
+        if self.all_taken and not self._accepting and not self._followed:
+            self._watcher.close()
+
+    def _accept(self, request: turns_pb2.SubmitTurn) -> None:
         try:
-            entry = await self._cell.intake.submit(submission_of(request))
-            self.follow(entry)
+            self._cell.intake.accept(submission_of(request), self._accepted)
+            self._accepting += 1
         except DualPathError as error:
             self._watcher.push(Refusal(request.idempotency_key, error))
+
+    def _accepted(self, entry: TurnEntry) -> None:
+        self._accepting -= 1
+        if self._closed:
+            return
+        try:
+            self.follow(entry)
+        except DualPathError as error:
+            self._watcher.push(Refusal(entry.turn.idempotency_key, error))
+        self._close_if_done()

@@ -8,6 +8,8 @@ from dualpath.model.errors import Refused
 from dualpath.model.ids import TurnId
 from dualpath.scheduler.service.messages import Refusal, TurnNews
 
+BATCH_NEWS, BATCH_TOKENS = 256, 1 << 18  # of one message to a client
+
 
 class Watcher:
     """One client's view of some turns: a bounded buffer of news."""
@@ -29,15 +31,26 @@ class Watcher:
         self._closed = True
         self._arrived.set()
 
-    async def follow(self) -> AsyncIterator[TurnNews | Refusal]:
-        """News as they come, until closed."""
+    async def follow(self) -> AsyncIterator[list[TurnNews | Refusal]]:
+        """News as they come, in batches of what is there, until closed."""
         while True:
             while self._news:
-                yield self._news.popleft()
+                yield self._next_batch()
             if self._closed:
                 return
             self._arrived.clear()
             await self._arrived.wait()
+
+    def _next_batch(self) -> list[TurnNews | Refusal]:
+        """At most BATCH_NEWS of them, and at most one whose result is long."""
+        batch = [self._news.popleft()]
+        left = BATCH_TOKENS - _tokens_of(batch[0])
+        while self._news and len(batch) < BATCH_NEWS:
+            left -= _tokens_of(self._news[0])
+            if left < 0:
+                break
+            batch.append(self._news.popleft())
+        return batch
 
     def _drop_one(self) -> None:
         """Drop the oldest event that is not a turn's last; results stay, and are bounded by the turns followed."""
@@ -85,3 +98,7 @@ class EventHub:
     @property
     def followed(self) -> int:
         return len(self._watchers)
+
+
+def _tokens_of(news: TurnNews | Refusal) -> int:
+    return len(news.result.tokens) if isinstance(news, TurnNews) and news.result is not None else 0

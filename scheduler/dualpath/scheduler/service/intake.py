@@ -1,6 +1,7 @@
 """Taking turns in: checks with the field to fix, limits with both numbers, one change set, then the answer."""
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from dualpath.model.errors import Refused, Rejected
@@ -40,7 +41,13 @@ class Intake:
         self._core = core
 
     async def submit(self, submission: Submission) -> TurnEntry:
-        """Accept a turn, or give back the one this idempotency key named before; returns once it is in the store.
+        """`accept`, returning once the turn is in the store."""
+        accepted: asyncio.Future[TurnEntry] = asyncio.get_running_loop().create_future()
+        self.accept(submission, lambda entry: None if accepted.done() else accepted.set_result(entry))
+        return await accepted
+
+    def accept(self, submission: Submission, durable: Callable[[TurnEntry], None]) -> None:
+        """Accept a turn, or find the one this idempotency key named before; `durable` hears once it is in the store.
 
         raises  Rejected (fix the input), Refused (come later)
         """
@@ -48,24 +55,16 @@ class Intake:
         check_fields(submission, prompt_max=core.bounds.prompt_tokens_max, new_max=core.bounds.new_tokens_max)
         known = core.ledger.idempotency.get(submission.idempotency_key)
         if known is not None:
-            entry = _same_turn(core.ledger.turns[known], submission)
-            await self._durable()
-            return entry
+            same = _same_turn(core.ledger.turns[known], submission)
+            core.journal.append(ChangeSet(), lambda: durable(same))
+            return
         self._check_room(submission)
         turn = self._resolve(submission)
         self._check_fits(turn)
         changes = core.ledger.accept(turn, now_s=core.now_s())
         entry = core.ledger.turns[turn.turn_id]
-        core.journal.append(changes, lambda: core.hub.publish(core.news(entry)))
+        core.journal.append(changes, lambda: durable(entry))
         core.wake.set()
-        await self._durable()
-        return entry
-
-    async def _durable(self) -> None:
-        """Wait until everything appended so far is in the store: only then may "accepted" be said."""
-        done = asyncio.Event()
-        self._core.journal.append(ChangeSet(), done.set)
-        await done.wait()
 
     def _check_room(self, submission: Submission) -> None:
         bounds, ledger = self._core.bounds, self._core.ledger

@@ -36,6 +36,7 @@ class Journal:
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
+        self._applied = asyncio.Event()
         self.commits = 0
         self.applied = 0
 
@@ -50,6 +51,12 @@ class Journal:
         self._steps.append(_Step(changes, after))
         self._idle.clear()
         self._wake.set()
+
+    async def room(self) -> None:
+        """Return when no more than half of journal_max wait: a stream of submissions pauses here, not the store."""
+        while len(self._steps) > self._journal_max // 2:
+            self._applied.clear()
+            await self._applied.wait()
 
     async def drained(self) -> None:
         """Return when every step appended so far is in the store."""
@@ -67,6 +74,7 @@ class Journal:
                     self._steps.popleft()
                     if step.after is not None:
                         _run_after(step.after)
+                self._applied.set()
             self._idle.set()
 
     async def _apply(self, changes: list[ChangeSet]) -> None:
