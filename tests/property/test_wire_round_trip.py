@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 from dualpath.model.ids import BlockKey, EngineId, GroupId, NodeId, SessionId, TurnId
 from dualpath.model.load import EngineLoad, LoadReport, NicBytes, NodeLoad
 from dualpath.model.turn import EndReason, Pair, Plan, ReadSide, Turn, TurnResult, TurnState
-from dualpath.scheduler.lifecycle.records import DecisionNote, Seat, TurnEntry
+from dualpath.scheduler.lifecycle.records import DecisionNote, Seat, TurnEntry, encode_prompt
 from dualpath.wire import agents as wire
 from strategies import examples
 
@@ -82,4 +82,4 @@ def test_records_in_the_store(turn: Turn, result: TurnResult | None, state: Turn
     entry = TurnEntry(turn, state, attempt=2, pe=Seat(EngineId("e"), NodeId("n"), GroupId("g")), result=result)
     entry.note(DecisionNote(1, 0.5, "prefill", "e", "short_queue", {"open_tokens": 3.0}))
 
-    assert TurnEntry.decode(entry.encode(), now_s=0.0) == entry
+    assert TurnEntry.decode(entry.encode(), encode_prompt(entry.turn), now_s=0.0) == entry

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import NamedTuple
 
 from dualpath.model.ids import EngineId, GroupId, Namespace, NodeId, TurnId
 from dualpath.model.load import EngineCapacity, EngineLoad, LoadReport, NodeInfo, NodeLoad
@@ -32,8 +33,7 @@ class GroupHello:
     model_revision: str
 
 
-@dataclass(frozen=True, slots=True)
-class Unseen:
+class Unseen(NamedTuple):
     """Load given to a group that its reports do not show yet."""
 
     engine_id: EngineId
@@ -46,7 +46,10 @@ class Unseen:
 
 @dataclass(slots=True)
 class GroupEntry:
-    """A group and its last report. Changed only by the ledger."""
+    """A group and its last report. Changed only by the ledger and by `lifecycle.fetches`.
+
+    unseen_*  what the reports do not show yet, added up: per engine (turns, tokens, HBM tokens), per node read tokens
+    """
 
     hello: GroupHello
     rank: int
@@ -58,10 +61,36 @@ class GroupEntry:
     engine_loads: dict[EngineId, EngineLoad] = field(default_factory=dict)
     node_loads: dict[NodeId, NodeLoad] = field(default_factory=dict)
     unseen: dict[TurnId, Unseen] = field(default_factory=dict)
+    node_of: dict[EngineId, NodeId] = field(default_factory=dict)
+    address_of: dict[NodeId, str] = field(default_factory=dict)
+    unseen_of: dict[EngineId, tuple[int, int, int]] = field(default_factory=dict)
+    unseen_reads: dict[NodeId, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.node_of = {engine.engine_id: engine.node_id for engine in self.hello.engines}
+        self.address_of = {node.node_id: node.address for node in self.hello.nodes}
 
     @property
     def group_id(self) -> GroupId:
         return self.hello.group_id
+
+    def go_on_from(self, known: "GroupEntry") -> None:
+        """The same group with other nodes or engines: what its reports have not shown yet stays so."""
+        self.unseen, self.report_seq = known.unseen, known.report_seq
+        self.unseen_of, self.unseen_reads = known.unseen_of, known.unseen_reads
+
+    def give(self, turn_id: TurnId, load: Unseen) -> None:
+        """Load that the next reports will not show yet, in place of what this turn had here before."""
+        self.saw(turn_id)
+        self.unseen[turn_id] = load
+        self._count(load, 1)
+
+    def saw(self, turn_id: TurnId) -> Unseen | None:
+        """The reports show this turn's load by now, or it has none here any more."""
+        load = self.unseen.pop(turn_id, None)
+        if load is not None:
+            self._count(load, -1)
+        return load
 
     def take(self, report: LoadReport, now_s: float) -> bool:
         """Take a report in; an older or repeated one is dropped (False)."""
@@ -73,5 +102,15 @@ class GroupEntry:
         self.node_loads = {load.node_id: load for load in report.nodes}
         seen = [t for t, u in self.unseen.items() if u.assignment is not None and u.assignment <= report.seen]
         for turn_id in seen:
-            del self.unseen[turn_id]
+            self.saw(turn_id)
         return True
+
+    def _count(self, load: Unseen, sign: int) -> None:
+        turns, tokens, hbm_tokens = self.unseen_of.get(load.engine_id, (0, 0, 0))
+        self.unseen_of[load.engine_id] = (
+            turns + sign,
+            tokens + sign * load.tokens,
+            hbm_tokens + sign * load.hbm_tokens,
+        )
+        if load.read_node is not None and load.read_tokens:
+            self.unseen_reads[load.read_node] = self.unseen_reads.get(load.read_node, 0) + sign * load.read_tokens

@@ -10,12 +10,13 @@ the same true in the store. Counters are sums over records, kept as they change;
     read_tokens     node      plan (hit tokens)          read done
 """
 
+import heapq
 from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from dualpath.model.errors import Broken
-from dualpath.model.ids import EngineId, GroupId, NodeId, TurnId
+from dualpath.model.ids import GroupId, NodeId, TurnId
 from dualpath.model.turn import Pair, ReadSide, Role, Turn, TurnResult, TurnState
 from dualpath.scheduler.lifecycle.changes import (
     ChangeSet,
@@ -27,17 +28,18 @@ from dualpath.scheduler.lifecycle.changes import (
     OpenRecord,
     Operation,
     PutIdempotency,
+    PutPrompt,
     PutTurn,
     StoredCell,
 )
 from dualpath.scheduler.lifecycle.contexts import ContextIndex
 from dualpath.scheduler.lifecycle.engines import GroupEntry, GroupState, Unseen
 from dualpath.scheduler.lifecycle.lines import Line
-from dualpath.scheduler.lifecycle.records import DecisionNote, Seat, TurnEntry
+from dualpath.scheduler.lifecycle.loads import Loads
+from dualpath.scheduler.lifecycle.records import DecisionNote, Seat, TurnEntry, encode_prompt
 from dualpath.scheduler.lifecycle.table import Event, next_state
 from dualpath.scheduler.policy.snapshot import (
     DecodeSnapshot,
-    EngineView,
     GroupView,
     PrefillSnapshot,
     WaitingTurn,
@@ -69,12 +71,13 @@ class Ledger:
         self.prefill_fifo = Line(PREFILL_FIFO)
         self.decode_queue = Line(DECODE_QUEUE)
         self.group_queues: dict[GroupId, Line] = {}
-        self.groups: dict[GroupId, GroupEntry] = {}
+        self.loads = Loads()
         self.contexts = ContextIndex(contexts_max=contexts_max)
         self.records: dict[str, int] = {}
         self.counts = Counts()
-        self._sums: defaultdict[tuple[str, str], int] = defaultdict(int)
-        self._seats: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self.waiting_count = self.waiting_tokens = 0  # turns in any line, and their prompts
+        self._deadlines: list[tuple[float, TurnId]] = []  # a heap; turns that have ended stay in it until their time
+        self._seated: defaultdict[str, dict[TurnId, None]] = defaultdict(dict)  # per group, unfinished turns
         self._open: dict[TurnId, None] = {}
         self._ended: dict[TurnId, None] = {}
         self.last_arrival = 0
@@ -83,10 +86,29 @@ class Ledger:
     # looking
 
     def sum_of(self, resource: str, holder: str) -> int:
-        return self._sums[resource, holder]
+        return self.loads.sums[resource, holder]
 
     def seats_of(self, resource: str, holder: str) -> int:
-        return self._seats[resource, holder]
+        return self.loads.seats[resource, holder]
+
+    @property
+    def groups(self) -> dict[GroupId, GroupEntry]:
+        """By name, in the order in which they came. Changed by `loads` only."""
+        return self.loads.groups
+
+    def turns_of(self, group_id: GroupId) -> list[TurnEntry]:
+        """Unfinished turns whose PE or DE is in this group, in the order of their arrival."""
+        seated = [self.turns[turn_id] for turn_id in self._seated.get(group_id, ())]
+        return sorted(seated, key=lambda entry: entry.turn.arrival)
+
+    def past_deadline(self, now_s: float) -> list[TurnEntry]:
+        """Unfinished turns whose deadline has come; each is named once."""
+        past: list[TurnEntry] = []
+        while self._deadlines and self._deadlines[0][0] <= now_s:
+            turn_id = heapq.heappop(self._deadlines)[1]
+            if turn_id in self._open:
+                past.append(self.turns[turn_id])
+        return past
 
     def open_turns(self) -> Iterator[TurnEntry]:
         """Every unfinished turn, oldest acceptance first."""
@@ -100,13 +122,8 @@ class Ledger:
         return len(self._open)
 
     @property
-    def waiting_count(self) -> int:
-        return len(self.prefill_fifo) + len(self.decode_queue) + sum(len(q) for q in self.group_queues.values())
-
-    @property
-    def waiting_tokens(self) -> int:
-        queues = (self.prefill_fifo, self.decode_queue, *self.group_queues.values())
-        return sum(line.tokens for line in queues)
+    def ended_count(self) -> int:
+        return len(self._ended)
 
     def ready_groups(self, role: Role) -> list[GroupEntry]:
         return [g for g in self.groups.values() if g.hello.role is role and g.state is GroupState.READY]
@@ -121,66 +138,23 @@ class Ledger:
                 return self.group_queues[GroupId(str(entry.de_group))]
         return None
 
-    # snapshots for the policy: per number the larger of the ledger and the corrected report (docs/decisions/0003)
+    # snapshots for the policy
 
     def prefill_snapshot(self, group: GroupEntry, *, rotation: int) -> PrefillSnapshot:
-        engines = tuple(
-            self._engine_view(group, engine.engine_id, engine.node_id, rank, "prefill_tokens", engine.hbm_tokens)
-            for rank, engine in enumerate(group.hello.engines)
-        )
-        queues = {node.node_id: self.read_queue_tokens(group, node.node_id) for node in group.hello.nodes}
-        return PrefillSnapshot(self.prefill_fifo.waiting(self._waiting), engines, queues, rotation)
+        queues = {node_id: self.loads.read_queue_tokens(group, node_id) for node_id in group.address_of}
+        return PrefillSnapshot(self.prefill_fifo.waiting(), self.loads.engine_views(group), queues, rotation)
 
     def decode_snapshot(self, group: GroupEntry, *, rotation: int) -> DecodeSnapshot:
-        engines = tuple(
-            self._engine_view(group, engine.engine_id, engine.node_id, rank, "decode_tokens", engine.hbm_tokens)
-            for rank, engine in enumerate(group.hello.engines)
-        )
-        return DecodeSnapshot(self._group_queue(group.group_id).waiting(self._waiting), engines, rotation)
+        return DecodeSnapshot(self._group_queue(group.group_id).waiting(), self.loads.engine_views(group), rotation)
 
     def group_views(self) -> tuple[GroupView, ...]:
-        return tuple(
-            GroupView(
-                group_id=group.group_id,
-                rank=group.rank,
-                open_tokens=sum(self.sum_of("decode_tokens", e.engine_id) for e in group.hello.engines),
-                queued_tokens=self._group_queue(group.group_id).tokens,
-            )
-            for group in self.ready_groups(Role.DECODE)
-        )
+        return self.loads.group_views(self.group_queues)
 
     def decode_queue_waiting(self) -> tuple[WaitingTurn, ...]:
-        return tuple(self.decode_queue.waiting(self._waiting))
+        return tuple(self.decode_queue.waiting())
 
     def read_queue_tokens(self, group: GroupEntry, node_id: NodeId) -> int:
-        load = group.node_loads.get(node_id)
-        reported = load.read_queue_tokens if load else 0
-        unseen = sum(u.read_tokens for u in group.unseen.values() if u.read_node == node_id)
-        return max(self.sum_of("read_tokens", node_id), reported + unseen)
-
-    def _engine_view(
-        self, group: GroupEntry, engine_id: EngineId, node_id: NodeId, rank: int, resource: str, hbm_tokens: int
-    ) -> EngineView:
-        load = group.engine_loads.get(engine_id)
-        unseen = [u for u in group.unseen.values() if u.engine_id == engine_id]
-        free = hbm_tokens - self.sum_of("hbm_tokens", engine_id)
-        if load is not None:
-            free = min(free, load.free_hbm_tokens - sum(u.hbm_tokens for u in unseen))
-        return EngineView(
-            engine_id=engine_id,
-            node_id=node_id,
-            rank=rank,
-            open_turns=max(self.seats_of(resource, engine_id), (load.open_turns if load else 0) + len(unseen)),
-            open_tokens=max(
-                self.sum_of(resource, engine_id),
-                (load.open_tokens if load else 0) + sum(u.tokens for u in unseen),
-            ),
-            free_hbm_tokens=free,
-        )
-
-    def _waiting(self, turn_id: TurnId) -> WaitingTurn:
-        turn = self.turns[turn_id].turn
-        return WaitingTurn(turn_id, turn.arrival, turn.hit_tokens, turn.miss_tokens, turn.max_new_tokens)
+        return self.loads.read_queue_tokens(group, node_id)
 
     # moving a turn along
 
@@ -188,10 +162,13 @@ class Ledger:
         entry = TurnEntry(turn, TurnState.PREFILL_FIFO, accepted_at_s=now_s)
         entry.note(DecisionNote(1, 0.0, "accepted", PREFILL_FIFO, "accepted", {"arrival": turn.arrival}))
         self.turns[turn.turn_id] = entry
-        self._open[turn.turn_id] = None
+        self._open_turn(turn)
         self.last_arrival = max(self.last_arrival, turn.arrival)
         self.counts.accepted += 1
-        operations: list[Operation] = [self._join(self.prefill_fifo, entry)]
+        operations: list[Operation] = [
+            PutPrompt(turn.turn_id, encode_prompt(turn)),
+            self._join(self.prefill_fifo, entry),
+        ]
         if turn.idempotency_key:
             self.idempotency[turn.idempotency_key] = turn.turn_id
             operations.append(PutIdempotency(turn.idempotency_key, turn.turn_id))
@@ -204,7 +181,9 @@ class Ledger:
         entry.pe = pe
         entry.note(note)
         tokens = entry.turn.prompt_tokens
-        self.groups[pe.group_id].unseen[turn_id] = Unseen(pe.engine_id, tokens, 0, None, 0, None)
+        group = self.groups[pe.group_id]
+        self._seated[pe.group_id][turn_id] = None
+        self.loads.give(group, turn_id, Unseen(pe.engine_id, tokens, 0, None, 0, None))
         opened = self._reserve(entry, "prefill_tokens", pe.engine_id, tokens)
         return ChangeSet((left, self._join(self.decode_queue, entry), opened, self._put(entry)))
 
@@ -249,16 +228,11 @@ class Ledger:
             pe.group_id: pe_group.hello.agent_epoch,
             de.group_id: de_group.hello.agent_epoch,
         }
-        pe_group.unseen[turn_id] = Unseen(
-            pe.engine_id, turn.prompt_tokens, 0, pe.node_id, hits_at.get(ReadSide.PE, 0), assignment
-        )
-        de_group.unseen[turn_id] = Unseen(
-            de.engine_id,
-            turn.prompt_tokens,
-            turn.total_tokens_max,
-            de.node_id,
-            hits_at.get(ReadSide.DE, 0),
-            assignment,
+        self._seated[de.group_id][turn_id] = None
+        prompt, pe_hits, de_hits = turn.prompt_tokens, hits_at.get(ReadSide.PE, 0), hits_at.get(ReadSide.DE, 0)
+        self.loads.give(pe_group, turn_id, Unseen(pe.engine_id, prompt, 0, pe.node_id, pe_hits, assignment))
+        self.loads.give(
+            de_group, turn_id, Unseen(de.engine_id, prompt, turn.total_tokens_max, de.node_id, de_hits, assignment)
         )
         return ChangeSet((*operations, self._put(entry)))
 
@@ -274,7 +248,6 @@ class Ledger:
         if prefill_done and not entry.prefill_done:
             entry.prefill_done = True
             operations += self._release(entry, "prefill_tokens")
-            operations.append(self._put(entry))
         return ChangeSet(tuple(operations))
 
     def give_back(self, turn_id: TurnId, note: DecisionNote) -> ChangeSet:
@@ -337,11 +310,16 @@ class Ledger:
         ledger = cls(contexts_max=contexts_max)
         ledger.contexts.restore(stored.contexts)
         ledger.idempotency = dict(stored.idempotency)
-        entries = [TurnEntry.decode(record, now_s=now_s) for record in stored.turns.values()]
+        missing = stored.turns.keys() - stored.prompts.keys()
+        if missing:
+            raise Broken(f"{len(missing)} turns have no prompt, {min(missing)} among them", reason="PROMPTS")
+        entries = [TurnEntry.decode(record, stored.prompts[turn], now_s=now_s) for turn, record in stored.turns.items()]
         for entry in sorted(entries, key=lambda entry: entry.turn.arrival):
             ledger._restore(entry)
         for key, amount in stored.records.items():
             ledger._add(key, amount)
+        for entry in ledger.open_turns():
+            entry.prefill_done = entry.state.is_running and not ledger._holds_prefill(entry)
         found = {name: tuple(turn for _, turn in line) for name, line in stored.lines.items() if line}
         wanted = {line.name: tuple(line) for line in ledger.lines() if len(line)}
         if found != wanted:
@@ -362,7 +340,8 @@ class Ledger:
 
     def counters(self) -> dict[tuple[str, str], tuple[int, int]]:
         """What the running counters say, in the form of `recount`."""
-        return {key: (self._sums[key], seats) for key, seats in self._seats.items() if seats or self._sums[key]}
+        sums, seats_of = self.loads.sums, self.loads.seats
+        return {key: (sums[key], seats) for key, seats in seats_of.items() if seats or sums[key]}
 
     # helpers
 
@@ -382,18 +361,41 @@ class Ledger:
         return self.group_queues.setdefault(group_id, Line(GROUP_QUEUE + group_id))
 
     def _put(self, entry: TurnEntry) -> PutTurn:
-        return PutTurn(entry.turn.turn_id, entry.encode())
+        return PutTurn(entry.turn.turn_id, entry)
 
     def _join(self, line: Line, entry: TurnEntry) -> Enqueue:
         turn = entry.turn
-        line.join(turn.arrival, turn.turn_id, turn.prompt_tokens)
+        self._stand(line, entry)
         return Enqueue(line.name, turn.turn_id, turn.arrival)
+
+    def _stand(self, line: Line, entry: TurnEntry) -> None:
+        turn = entry.turn
+        head = line.head
+        line.join(WaitingTurn(turn.turn_id, turn.arrival, turn.hit_tokens, turn.miss_tokens, turn.max_new_tokens))
+        self.waiting_count += 1
+        self.waiting_tokens += turn.prompt_tokens
+        is_head = head is None or turn.arrival < head.arrival
+        if line is self.prefill_fifo:
+            if is_head:
+                self.loads.fetches[Role.PREFILL].look_all()
+        elif entry.state is TurnState.GROUP_QUEUE and entry.de_group is not None:
+            self.loads.queued(entry.de_group)
+            group = self.groups.get(entry.de_group)
+            if is_head and group is not None:
+                self.loads.fetches[Role.DECODE].look(group)
 
     def _leave(self, entry: TurnEntry) -> Dequeue:
         line = self.line_of(entry)
         if line is None:
             raise Broken(f"turn {entry.turn.turn_id} stands in no line", reason="LEDGER")
-        line.leave(entry.turn.arrival, entry.turn.prompt_tokens)
+        line.leave(entry.turn.arrival)
+        self.waiting_count -= 1
+        self.waiting_tokens -= entry.turn.prompt_tokens
+        if entry.state is TurnState.GROUP_QUEUE and entry.de_group is not None:
+            self.loads.queued(entry.de_group)
+            group = self.groups.get(entry.de_group)
+            if group is not None:
+                self.loads.fetches[Role.DECODE].look(group)  # the next head may need less
         return Dequeue(line.name, entry.turn.turn_id)
 
     def _let_go(self, entry: TurnEntry) -> list[Operation]:
@@ -404,8 +406,11 @@ class Ledger:
         for resource in ("prefill_tokens", "decode_tokens", "hbm_tokens", "read_tokens"):
             operations += self._release(entry, resource)
         for seat in (entry.pe, entry.de):
-            if seat is not None and seat.group_id in self.groups:
-                self.groups[seat.group_id].unseen.pop(entry.turn.turn_id, None)
+            if seat is not None:
+                self._seated[seat.group_id].pop(entry.turn.turn_id, None)
+                group = self.groups.get(seat.group_id)
+                if group is not None:
+                    self.loads.saw(group, entry.turn.turn_id)
         return operations
 
     def _reserve(self, entry: TurnEntry, resource: str, holder: str, amount: int) -> OpenRecord:
@@ -422,16 +427,25 @@ class Ledger:
             key = f"{entry.turn.turn_id}:{entry.attempt}:{resource}:{holder}"
             amount = self.records.pop(key, None)
             if amount is not None:
-                self._sums[resource, holder] -= amount
-                self._seats[resource, holder] -= 1
+                self.loads.remove(resource, holder, amount)
                 closed.append(CloseRecord(key))
         return closed
 
     def _add(self, key: str, amount: int) -> None:
         resource, holder = _parts(key)
         self.records[key] = amount
-        self._sums[resource, holder] += amount
-        self._seats[resource, holder] += 1
+        self.loads.add(resource, holder, amount)
+
+    def _holds_prefill(self, entry: TurnEntry) -> bool:
+        return any(
+            f"{entry.turn.turn_id}:{entry.attempt}:prefill_tokens:{h}" in self.records
+            for h in _holders(entry, "prefill_tokens")
+        )
+
+    def _open_turn(self, turn: Turn) -> None:
+        self._open[turn.turn_id] = None
+        if turn.deadline_at_s is not None:
+            heapq.heappush(self._deadlines, (turn.deadline_at_s, turn.turn_id))
 
     def _restore(self, entry: TurnEntry) -> None:
         turn = entry.turn
@@ -445,12 +459,15 @@ class Ledger:
             self.counts.failed += entry.state is TurnState.FAILED
             self.counts.cancelled += entry.state is TurnState.CANCELLED
             return
-        self._open[turn.turn_id] = None
+        self._open_turn(turn)
+        for seat in (entry.pe, entry.de):
+            if seat is not None:
+                self._seated[seat.group_id][turn.turn_id] = None
         if entry.state is TurnState.GROUP_QUEUE:
             self._group_queue(GroupId(str(entry.de_group)))
         line = self.line_of(entry)
         if line is not None:
-            line.join(turn.arrival, turn.turn_id, turn.prompt_tokens)
+            self._stand(line, entry)
 
 
 def _parts(key: str) -> tuple[str, str]:

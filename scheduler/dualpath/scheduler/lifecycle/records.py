@@ -1,19 +1,25 @@
 """A turn's record: all that is known of it at its present attempt, and its bytes in the store.
 
-    header length u32 | header JSON | prompt token ids u32 x n | hit keys 32 x m | result token ids u32 x k | crc32
+    prompt  counts u32 x 2 | prompt token ids u32 x n | hit keys 32 x m | crc32      written once
+    record  header length u32 | header JSON | result token ids u32 x k | crc32      written anew as the turn moves on
 
-The JSON holds the small fields and n, m, k. The checksum shows a damaged record when a scheduler starts (law I5: a turn
-is never silently dropped).
+The checksums show a damaged record when a scheduler starts (law I5: a turn is never silently dropped).
 """
 
-import json
 import struct
+import sys
 import zlib
-from dataclasses import dataclass, field, replace
+from array import array
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import orjson
 
 from dualpath.model.errors import Broken
 from dualpath.model.ids import (
     BLOCK_KEY_BYTES,
+    ROOT_KEY,
     BlockKey,
     EngineId,
     GroupId,
@@ -25,10 +31,14 @@ from dualpath.model.turn import EndReason, ReadSide, Turn, TurnResult, TurnState
 
 DECISIONS_MAX = 64  # decisions kept for Explain; the oldest go first
 _LENGTH = struct.Struct("<I")
+_COUNTS = struct.Struct("<II")
+_TOKENS = "I"  # array type code: 4 bytes here, as the format wants
 
 
-@dataclass(frozen=True, slots=True)
-class DecisionNote:
+NO_INPUTS: Mapping[str, float] = {}
+
+
+class DecisionNote(NamedTuple):
     """One decision about a turn, for Explain: what was chosen, why, and the numbers it saw."""
 
     attempt: int
@@ -36,11 +46,10 @@ class DecisionNote:
     step: str  # accepted, prefill, group, decode, read_side, returned, ended
     choice: str
     reason: str
-    inputs: dict[str, float] = field(default_factory=dict)
+    inputs: Mapping[str, float] = NO_INPUTS
 
 
-@dataclass(frozen=True, slots=True)
-class Seat:
+class Seat(NamedTuple):
     """An engine given to a turn, with where it is."""
 
     engine_id: EngineId
@@ -62,16 +71,18 @@ class TurnEntry:
     read_side: ReadSide | None = None
     assignment: int = 0  # number of the plan; 0 before there is one
     agent_epochs: dict[str, int] = field(default_factory=dict)  # group -> epoch its plan was made for
-    prefill_done: bool = False
+    prefill_done: bool = False  # not in the record: the PE's own record is closed then
     result: TurnResult | None = None
     ended_at_s: float = 0.0
     decisions: list[DecisionNote] = field(default_factory=list)
 
     def note(self, decision: DecisionNote) -> None:
         self.decisions.append(decision)
-        del self.decisions[:-DECISIONS_MAX]
+        if len(self.decisions) > DECISIONS_MAX:
+            del self.decisions[0]
 
     def encode(self) -> bytes:
+        """The record as it is now."""
         turn, result = self.turn, self.result
         header = {
             "turn_id": turn.turn_id,
@@ -85,59 +96,44 @@ class TurnEntry:
             "idempotency_key": turn.idempotency_key,
             "state": self.state,
             "attempt": self.attempt,
-            "pe": self.pe and (self.pe.engine_id, self.pe.node_id, self.pe.group_id),
-            "de": self.de and (self.de.engine_id, self.de.node_id, self.de.group_id),
+            "pe": self.pe,
+            "de": self.de,
             "de_group": self.de_group,
             "read_side": self.read_side,
             "assignment": self.assignment,
             "agent_epochs": self.agent_epochs,
-            "prefill_done": self.prefill_done,
-            "decisions": [_decision_fields(decision) for decision in self.decisions],
+            "decisions": self.decisions,
             "result": result and _result_header(result),
-            "counts": [len(turn.tokens), len(turn.hit_keys), len(result.tokens) if result else 0],
         }
-        text = json.dumps(header, separators=(",", ":")).encode()
-        body = b"".join(
-            (
-                _LENGTH.pack(len(text)),
-                text,
-                struct.pack(f"<{len(turn.tokens)}I", *turn.tokens),
-                *turn.hit_keys,
-                struct.pack(f"<{len(result.tokens)}I", *result.tokens) if result else b"",
-            )
-        )
+        text = orjson.dumps(header, default=_list_of)
+        body = b"".join((_LENGTH.pack(len(text)), text, _token_bytes(result.tokens) if result else b""))
         return body + _LENGTH.pack(zlib.crc32(body))
 
     @classmethod
-    def decode(cls, record: bytes, *, now_s: float) -> "TurnEntry":
+    def decode(cls, record: bytes, prompt: bytes, *, now_s: float) -> "TurnEntry":
         """Rebuild an entry; times count from `now_s`. Raises Broken for a damaged record."""
-        body, checksum = record[: -_LENGTH.size], record[-_LENGTH.size :]
-        if len(record) < 2 * _LENGTH.size or _LENGTH.unpack(checksum)[0] != zlib.crc32(body):
-            raise Broken(f"turn record of {len(record)} bytes fails its checksum", reason="RECORD_DAMAGED")
+        body = _checked(record, "turn record")
         (length,) = _LENGTH.unpack_from(body)
         at = _LENGTH.size + length
-        header = json.loads(body[_LENGTH.size : at])
-        prompt, keys, generated = header["counts"]
-        tokens = struct.unpack_from(f"<{prompt}I", body, at)
-        at += 4 * prompt
-        hit_keys = tuple(BlockKey(body[i : i + BLOCK_KEY_BYTES]) for i in _starts(at, keys))
-        at += BLOCK_KEY_BYTES * keys
+        header = orjson.loads(body[_LENGTH.size : at])
+        tokens, hit_keys = decode_prompt(prompt)
+        deadline_s = header["deadline_s"]
         turn = Turn(
             turn_id=TurnId(header["turn_id"]),
             session_id=SessionId(header["session_id"]),
             arrival=header["arrival"],
             tokens=tokens,
             max_new_tokens=header["max_new_tokens"],
+            context_key=hit_keys[-1] if hit_keys else ROOT_KEY,
             hit_tokens=header["hit_tokens"],
             hit_keys=hit_keys,
             forced_tokens=header["forced_tokens"],
             stop_tokens=tuple(header["stop_tokens"]),
-            deadline_at_s=None if header["deadline_s"] is None else now_s + header["deadline_s"],
+            deadline_at_s=None if deadline_s is None else now_s + deadline_s,
             idempotency_key=header["idempotency_key"],
         )
-        if hit_keys:
-            turn = replace(turn, context_key=hit_keys[-1])
-        result = _result(header["result"], struct.unpack_from(f"<{generated}I", body, at))
+        result = _result(header["result"], _tokens_of(body[at:]))
+        read_side = header["read_side"]
         return cls(
             turn=turn,
             state=TurnState(header["state"]),
@@ -146,23 +142,57 @@ class TurnEntry:
             pe=_seat(header["pe"]),
             de=_seat(header["de"]),
             de_group=header["de_group"],
-            read_side=header["read_side"] and ReadSide(header["read_side"]),
+            read_side=ReadSide(read_side) if read_side else None,
             assignment=header["assignment"],
             agent_epochs=header["agent_epochs"],
-            prefill_done=header["prefill_done"],
             result=result,
             ended_at_s=now_s if result else 0.0,
             decisions=[DecisionNote(*fields) for fields in header["decisions"]],
         )
 
 
-def _decision_fields(note: DecisionNote) -> tuple[object, ...]:
-    """In the order of DecisionNote's fields; written for every change of a turn, so without dataclasses.asdict."""
-    return (note.attempt, note.after_s, note.step, note.choice, note.reason, note.inputs)
+def encode_prompt(turn: Turn) -> bytes:
+    """Miss tokens and hit keys."""
+    counts = _COUNTS.pack(len(turn.tokens), len(turn.hit_keys))
+    body = b"".join((counts, _token_bytes(turn.tokens), *turn.hit_keys))
+    return body + _LENGTH.pack(zlib.crc32(body))
 
 
-def _starts(at: int, keys: int) -> range:
-    return range(at, at + BLOCK_KEY_BYTES * keys, BLOCK_KEY_BYTES)
+def decode_prompt(prompt: bytes) -> tuple[tuple[int, ...], tuple[BlockKey, ...]]:
+    """Miss tokens and hit keys; raises Broken for a damaged prompt."""
+    body = _checked(prompt, "prompt of a turn")
+    tokens, keys = _COUNTS.unpack_from(body)
+    at = _COUNTS.size + 4 * tokens
+    starts = range(at, at + BLOCK_KEY_BYTES * keys, BLOCK_KEY_BYTES)
+    return _tokens_of(body[_COUNTS.size : at]), tuple(BlockKey(body[i : i + BLOCK_KEY_BYTES]) for i in starts)
+
+
+def _checked(record: bytes, what: str) -> bytes:
+    body, checksum = record[: -_LENGTH.size], record[-_LENGTH.size :]
+    if len(record) < 2 * _LENGTH.size or _LENGTH.unpack(checksum)[0] != zlib.crc32(body):
+        raise Broken(f"{what} of {len(record)} bytes fails its checksum", reason="RECORD_DAMAGED")
+    return body
+
+
+def _token_bytes(tokens: tuple[int, ...]) -> bytes:
+    numbers = array(_TOKENS, tokens)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return numbers.tobytes()
+
+
+def _tokens_of(data: bytes) -> tuple[int, ...]:
+    numbers = array(_TOKENS, data)
+    if sys.byteorder == "big":
+        numbers.byteswap()
+    return tuple(numbers)
+
+
+def _list_of(value: object) -> object:
+    """For the JSON writer, which knows lists but no tuples with names."""
+    if isinstance(value, tuple):
+        return list(value)
+    raise TypeError(f"{type(value).__name__} has no place in a record")
 
 
 def _seat(fields: list[str] | None) -> Seat | None:

@@ -21,6 +21,7 @@ from dualpath.scheduler.policy.snapshot import (
     PolicyLimits,
     WaitingTurn,
     in_rotation,
+    prompt_tokens_within,
 )
 
 
@@ -102,10 +103,5 @@ def _high_mark(snapshot: DecodeSnapshot, limits: PolicyLimits) -> float:
         if engine.free_hbm_tokens > 0:
             free += engine.free_hbm_tokens
         total += engine.open_tokens
-    for turn in snapshot.waiting:
-        prompt = turn.prompt_tokens
-        free -= prompt + turn.max_new_tokens
-        if free < 0:
-            break
-        total += prompt
+    total += prompt_tokens_within(snapshot.waiting, free)
     return limits.high_mark_factor * total / len(snapshot.engines)

@@ -3,7 +3,7 @@
 What is made anew for every turn or fetch is a NamedTuple: a third of the cost of a frozen dataclass.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from operator import attrgetter
@@ -62,6 +62,25 @@ def in_rotation(views: Sequence[RankedT], rotation: int) -> list[RankedT]:
     order = sorted(views, key=_RANK)
     start = rotation % len(order) if order else 0
     return order[start:] + order[:start]
+
+
+def prompt_tokens_within(waiting: Sequence[WaitingTurn], hbm_tokens: int) -> int:
+    """Prompt tokens of R, the longest prefix of the line whose turns need no more than `hbm_tokens` together (§6.1).
+
+    A line may know its prefixes itself (lifecycle.lines): at tens of thousands of turns, walking them would be most of
+    a decision.
+    """
+    counted: Callable[[int], int] | None = getattr(waiting, "prompt_tokens_within", None)
+    if counted is not None:
+        return counted(hbm_tokens)
+    total = 0
+    for turn in waiting:
+        prompt = turn.prompt_tokens
+        hbm_tokens -= prompt + turn.max_new_tokens
+        if hbm_tokens < 0:
+            break
+        total += prompt
+    return total
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,12 +2,13 @@
 
 import asyncio
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from dualpath.model.ids import GroupId
+from dualpath.model.ids import GroupId, NodeId
 from dualpath.model.turn import TurnState
 from dualpath.scheduler.lifecycle.ledger import Ledger
-from dualpath.scheduler.lifecycle.records import DecisionNote, TurnEntry
+from dualpath.scheduler.lifecycle.records import NO_INPUTS, DecisionNote, TurnEntry
 from dualpath.scheduler.policy.registry import Policy
 from dualpath.scheduler.policy.snapshot import PolicyLimits
 from dualpath.scheduler.ports import Clock, IdSource, Tenure
@@ -46,10 +47,10 @@ class Core:
             link.send(message)
 
     def note(
-        self, entry: TurnEntry, step: str, choice: str, reason: str, inputs: dict[str, float] | None = None
+        self, entry: TurnEntry, step: str, choice: str, reason: str, inputs: Mapping[str, float] = NO_INPUTS
     ) -> DecisionNote:
-        after_s = round(self.now_s() - entry.accepted_at_s, 6)
-        return DecisionNote(entry.attempt, after_s, step, choice, reason, inputs or {})
+        after_s = round(self.clock.monotonic_s() - entry.accepted_at_s, 6)
+        return DecisionNote(entry.attempt, after_s, step, choice, reason, inputs)
 
     def news(self, entry: TurnEntry, *, first_token: bool = False) -> TurnNews:
         de_address = ""
@@ -70,9 +71,7 @@ class Core:
 
     def address_of(self, group_id: str, node_id: str) -> str:
         group = self.ledger.groups.get(GroupId(group_id))
-        if group is None:
-            return ""
-        return next((node.address for node in group.hello.nodes if node.node_id == node_id), "")
+        return "" if group is None else group.address_of.get(NodeId(node_id), "")
 
     @staticmethod
     def key(entry: TurnEntry) -> AttemptKey:

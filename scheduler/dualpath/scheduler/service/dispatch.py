@@ -11,10 +11,12 @@ from dualpath.model.turn import Plan, Role
 from dualpath.scheduler.lifecycle.engines import GroupEntry
 from dualpath.scheduler.lifecycle.records import Seat, TurnEntry
 from dualpath.scheduler.policy.decisions import DecodeDecision, Placement, PrefillDecision, StopReason
+from dualpath.scheduler.policy.registry import POLICIES
 from dualpath.scheduler.service.core import Core
 from dualpath.scheduler.service.messages import SendPlan
 
 FETCH_TURNS_MAX = 4096  # turns given in one fetch; the rest wait for the next look
+_FETCH = {role: f"fetch {role}" for role in Role}  # names of the rotations over groups
 
 
 class Dispatch:
@@ -41,11 +43,11 @@ class Dispatch:
             self._fetch_decode(group)
 
     def _fetching(self, role: Role) -> list[GroupEntry]:
-        groups = [group for group in self._core.ledger.ready_groups(role) if group.fetch_open]
-        if not groups:
-            return []
-        first = self._core.rotations[f"fetch {role}"] % len(groups)
-        return groups[first:] + groups[:first]
+        """Open fetches that may find a turn now; a policy that is not one of ours may look at anything, so: all."""
+        fetches = self._core.ledger.loads.fetches[role]
+        if self._core.policy.name not in POLICIES:
+            fetches.look_all()
+        return fetches.take(self._core.rotations[_FETCH[role]])
 
     def _fetch_prefill(self, group: GroupEntry) -> None:
         core = self._core
@@ -54,12 +56,13 @@ class Dispatch:
         snapshot = core.ledger.prefill_snapshot(group, rotation=core.rotations[group.group_id])
         decision: PrefillDecision = core.policy.assign_prefill(snapshot, core.limits)
         self.stops[group.group_id] = decision.stop
-        nodes = {engine.engine_id: engine.node_id for engine in group.hello.engines}
+        nodes = group.node_of
         for placement in decision.placements[:FETCH_TURNS_MAX]:
-            entry = core.ledger.turns[placement.turn_id]
+            turn_id = placement.turn_id
+            entry = core.ledger.turns[turn_id]
             seat = Seat(placement.engine_id, nodes[placement.engine_id], group.group_id)
-            note = core.note(entry, "prefill", placement.engine_id, placement.reason, self._inputs(placement))
-            core.journal.append(core.ledger.place_prefill(placement.turn_id, seat, note))
+            note = core.note(entry, "prefill", placement.engine_id, placement.reason, _inputs(placement))
+            core.journal.append(turn_id, core.ledger.place_prefill(turn_id, seat, note))
         self._served(group, min(len(decision.placements), FETCH_TURNS_MAX))
 
     def _spread(self) -> None:
@@ -72,9 +75,10 @@ class Dispatch:
         )
         for placement in placements:
             entry = core.ledger.turns[placement.turn_id]
-            inputs = {"group_tokens": float(placement.group_tokens)}
+            inputs = {"group_tokens": placement.group_tokens}
             note = core.note(entry, "group", placement.group_id, placement.reason, inputs)
-            core.journal.append(core.ledger.choose_group(placement.turn_id, placement.group_id, note))
+            changes = core.ledger.choose_group(placement.turn_id, placement.group_id, note)
+            core.journal.append(placement.turn_id, changes)
         core.rotations["spread"] += len(placements)
 
     def _fetch_decode(self, group: GroupEntry) -> None:
@@ -96,8 +100,7 @@ class Dispatch:
         pe = entry.pe
         if pe is None:
             return
-        nodes = {engine.engine_id: engine.node_id for engine in group.hello.engines}
-        de = Seat(placement.engine_id, nodes[placement.engine_id], group.group_id)
+        de = Seat(placement.engine_id, group.node_of[placement.engine_id], group.group_id)
         pe_group = core.ledger.groups[pe.group_id]
         queues = {
             NodeId(pe.node_id): core.ledger.read_queue_tokens(pe_group, pe.node_id),
@@ -107,14 +110,13 @@ class Dispatch:
         choice = core.policy.choose_read_side(
             pe.node_id, de.node_id, queues, hit_tokens=entry.turn.hit_tokens, rotation=assignment
         )
-        inputs = self._inputs(placement) | {
-            "free_hbm_tokens": float(placement.free_hbm_tokens),
-            "high_mark_tokens": round(high_mark_tokens, 1),
-        }
-        read_inputs = {
-            "pe_read_queue_tokens": float(choice.pe_queue_tokens),
-            "de_read_queue_tokens": float(choice.de_queue_tokens),
-            "hit_tokens": float(entry.turn.hit_tokens),
+        inputs = _inputs(placement)
+        inputs["free_hbm_tokens"] = placement.free_hbm_tokens
+        inputs["high_mark_tokens"] = round(high_mark_tokens, 1)
+        read_inputs: dict[str, float] = {
+            "pe_read_queue_tokens": choice.pe_queue_tokens,
+            "de_read_queue_tokens": choice.de_queue_tokens,
+            "hit_tokens": entry.turn.hit_tokens,
         }
         notes = (
             core.note(entry, "decode", placement.engine_id, placement.reason, inputs),
@@ -124,13 +126,16 @@ class Dispatch:
         plan = self.plan_of(entry)
         news = core.news(entry)
 
+        message = SendPlan(plan)
+
         def send() -> None:
             if entry.attempt == plan.attempt and entry.state.is_running:
-                for group_id in dict.fromkeys((plan.pair.pe_group, plan.pair.de_group)):
-                    core.tell(group_id, SendPlan(plan))
+                core.tell(plan.pair.pe_group, message)
+                if plan.pair.de_group != plan.pair.pe_group:
+                    core.tell(plan.pair.de_group, message)
             core.hub.publish(news)
 
-        core.journal.append(changes, send)
+        core.journal.append(placement.turn_id, changes, send)
 
     def plan_of(self, entry: TurnEntry) -> Plan:
         """The plan of a running attempt. For agents a deadline is the seconds left: their clocks are their own."""
@@ -154,14 +159,15 @@ class Dispatch:
     def _served(self, group: GroupEntry, placed: int) -> None:
         """Rotations move on with what was placed, never with looks that found nothing: those come at any rate."""
         if placed:
-            group.fetch_open = False
+            role = group.hello.role
+            self._core.ledger.loads.fetches[role].close(group)
             self._core.rotations[group.group_id] += placed
-            self._core.rotations[f"fetch {group.hello.role}"] += 1
+            self._core.rotations[_FETCH[role]] += 1
 
-    @staticmethod
-    def _inputs(placement: Placement) -> dict[str, float]:
-        return {
-            "open_tokens": float(placement.open_tokens),
-            "open_turns": float(placement.open_turns),
-            "read_queue_tokens": float(placement.read_queue_tokens),
-        }
+
+def _inputs(placement: Placement) -> dict[str, float]:
+    return {
+        "open_tokens": placement.open_tokens,
+        "open_turns": placement.open_turns,
+        "read_queue_tokens": placement.read_queue_tokens,
+    }

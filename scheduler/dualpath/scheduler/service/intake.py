@@ -56,14 +56,14 @@ class Intake:
         known = core.ledger.idempotency.get(submission.idempotency_key)
         if known is not None:
             same = _same_turn(core.ledger.turns[known], submission)
-            core.journal.append(ChangeSet(), lambda: durable(same))
+            core.journal.append(known, ChangeSet(), lambda: durable(same))
             return
         self._check_room(submission)
         turn = self._resolve(submission)
         self._check_fits(turn)
         changes = core.ledger.accept(turn, now_s=core.now_s())
         entry = core.ledger.turns[turn.turn_id]
-        core.journal.append(changes, lambda: durable(entry))
+        core.journal.append(turn.turn_id, changes, lambda: durable(entry))
         core.wake.set()
 
     def _check_room(self, submission: Submission) -> None:

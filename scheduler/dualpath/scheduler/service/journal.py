@@ -1,30 +1,35 @@
-"""Group commit: steps append their change sets in order, one writer applies many at once, and what a step wants to say
-is said only after its change set is in the store (DESIGN "state in memory, truth in Redis").
+"""Group commit: what steps change is gathered turn by turn, one writer applies many turns at once, and what a step
+wants to say is said only after its change is in the store (DESIGN "state in memory, truth in Redis").
+
+While one call is under way, the steps of a turn add up to one change: a turn that was accepted, placed and planned
+meanwhile never stood in a line as far as the store knows. So the busier the store, the less each turn costs it.
 """
 
 import asyncio
-from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from itertools import islice
+from operator import itemgetter
 
 import structlog
 
 from dualpath.model.errors import Broken, OutcomeUnknown, Refused
-from dualpath.scheduler.lifecycle.changes import ChangeSet
+from dualpath.model.ids import TurnId
+from dualpath.scheduler.lifecycle.changes import ChangeSet, NetChange
 from dualpath.scheduler.ports import Clock, Tenure, TurnStore
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.02, 1.0
+NO_TURN = TurnId("")  # changes that belong to no turn, such as forgotten contexts
+After = Callable[[], None]
 log = structlog.get_logger("dualpath.journal")
 
 
-@dataclass(slots=True)
-class _Step:
-    changes: ChangeSet
-    after: Callable[[], None] | None
-
-
 class Journal:
-    """Steps not yet in the store, in order. The run ends with Stale when another scheduler has taken over."""
+    """Turns with changes that are not in the store yet, oldest first. The run ends with Stale when another scheduler
+    has taken over.
+
+    commit_max   turns in one call to the store
+    journal_max  turns that may wait for it; see `is_full`
+    """
 
     def __init__(self, store: TurnStore, tenure: Tenure, clock: Clock, *, commit_max: int, journal_max: int) -> None:
         self._store = store
@@ -32,7 +37,10 @@ class Journal:
         self._clock = clock
         self._commit_max = commit_max
         self._journal_max = journal_max
-        self._steps: deque[_Step] = deque()
+        self._waiting: dict[TurnId, NetChange] = {}
+        self._after: dict[TurnId, list[tuple[int, After]]] = {}
+        self._under_way = 0  # turns of the call that is being made
+        self._steps = 0
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
@@ -42,19 +50,26 @@ class Journal:
 
     @property
     def is_full(self) -> bool:
-        return len(self._steps) >= self._journal_max
+        return len(self._waiting) + self._under_way >= self._journal_max
 
-    def append(self, changes: ChangeSet, after: Callable[[], None] | None = None) -> None:
-        """Queue a step; `after` runs once it and everything before it is in the store."""
+    def append(self, turn_id: TurnId, changes: ChangeSet, after: After | None = None) -> None:
+        """Add a step of a turn; `after` runs once it is in the store, in the order of the steps."""
         if not changes and after is None:
             return
-        self._steps.append(_Step(changes, after))
-        self._idle.clear()
-        self._wake.set()
+        waiting = self._waiting.get(turn_id)
+        if waiting is None:
+            waiting = self._waiting[turn_id] = NetChange()
+            if not self._wake.is_set():
+                self._idle.clear()
+                self._wake.set()
+        waiting.add(changes)
+        if after is not None:
+            self._steps += 1
+            self._after.setdefault(turn_id, []).append((self._steps, after))
 
     async def room(self) -> None:
         """Return when no more than half of journal_max wait: a stream of submissions pauses here, not the store."""
-        while len(self._steps) > self._journal_max // 2:
+        while len(self._waiting) > self._journal_max // 2:
             self._applied.clear()
             await self._applied.wait()
 
@@ -66,16 +81,29 @@ class Journal:
         """Apply until cancelled; raises Stale if the tenure is deposed."""
         while True:
             await self._wake.wait()
-            self._wake.clear()
-            while self._steps:
-                batch = [self._steps[i] for i in range(min(self._commit_max, len(self._steps)))]
-                await self._apply([step.changes for step in batch if step.changes])
-                for step in batch:
-                    self._steps.popleft()
-                    if step.after is not None:
-                        _run_after(step.after)
+            while self._waiting:
+                changes, after = self._take()
+                await self._apply(changes)
+                self._under_way = 0
+                for step in after:
+                    _run_after(step)
                 self._applied.set()
+            self._wake.clear()
             self._idle.set()
+
+    def _take(self) -> tuple[list[ChangeSet], list[After]]:
+        """The oldest turns: what is to be written of them as it is now, and what is to be said then."""
+        turns = list(islice(self._waiting, self._commit_max))
+        self._under_way = len(turns)
+        changes: list[ChangeSet] = []
+        after: list[tuple[int, After]] = []
+        for turn_id in turns:
+            change = self._waiting.pop(turn_id).as_written()
+            if change:
+                changes.append(change)
+            after += self._after.pop(turn_id, ())
+        after.sort(key=itemgetter(0))
+        return changes, [step for _, step in after]
 
     async def _apply(self, changes: list[ChangeSet]) -> None:
         """Apply one batch, the very same one again for as long as the store cannot be reached."""
@@ -84,7 +112,7 @@ class Journal:
             try:
                 await self._store.apply(changes, self._tenure)
             except (Refused, OutcomeUnknown) as error:
-                log.warning("store unavailable", why=str(error), waiting=len(self._steps))
+                log.warning("store unavailable", why=str(error), waiting=len(self._waiting))
                 await self._clock.sleep(wait_s)
                 wait_s = min(2 * wait_s, RETRY_MAX_S)
             else:
@@ -93,7 +121,7 @@ class Journal:
                 return
 
 
-def _run_after(after: Callable[[], None]) -> None:
+def _run_after(after: After) -> None:
     try:
         after()
     except Broken as error:

@@ -22,7 +22,7 @@ class Leases:
         self._dispatch = dispatch
         self._settle = settle
         # after a restart, turns of groups that have not come back yet are theirs for one lease
-        self._orphans_until_s = core.now_s() + core.bounds.lease_s
+        self._orphans_until_s: float | None = core.now_s() + core.bounds.lease_s
         self._owed: dict[tuple[AttemptKey, GroupId], None] = {}
 
     def join(self, hello: GroupHello, running: Iterable[AttemptKey], link: GroupLink) -> GroupEntry:
@@ -33,13 +33,13 @@ class Leases:
         if known is not None and known.hello.agent_epoch != hello.agent_epoch:
             self._lose(known, "agent started anew")
             known = None
-        group = GroupEntry(hello, rank=known.rank if known else len(core.ledger.groups))
+        group = GroupEntry(hello, rank=known.rank if known else core.ledger.loads.next_rank())
         if known is not None:
-            group.unseen, group.report_seq = known.unseen, known.report_seq
+            group.go_on_from(known)
             # nodes or engines may differ: a member joined or left the group
             self._return_missing_engines(group)
         group.lease_ends_at_s = core.now_s() + core.bounds.lease_s
-        core.ledger.groups[hello.group_id] = group
+        core.ledger.loads.join(group)
         core.links[hello.group_id] = link
         self._reconcile(group, set(running), link)
         core.wake.set()
@@ -53,10 +53,16 @@ class Leases:
 
     def report(self, report: LoadReport, *, fetch: bool) -> None:
         """Take a load report in; with `fetch` the group asks for turns."""
-        group = self._core.ledger.groups.get(report.group_id)
-        if group is not None and group.take(report, self._core.now_s()):
-            group.fetch_open = fetch and group.state is GroupState.READY
+        loads = self._core.ledger.loads
+        group = loads.groups.get(report.group_id)
+        if group is None or not group.take(report, self._core.now_s()):
+            return
+        loads.changed(group)
+        if fetch and group.state is GroupState.READY:
+            loads.fetches[group.hello.role].open(group)
             self._core.wake.set()
+        else:
+            loads.fetches[group.hello.role].close(group)
 
     def left(self, group_id: GroupId, link: GroupLink) -> None:
         """A stream ended. The group has the rest of its lease to come back; one that drained and is empty just goes."""
@@ -66,15 +72,15 @@ class Leases:
         group = self._core.ledger.groups.get(group_id)
         if group is None:
             return
-        if group.state is GroupState.DRAINING and not any(self._turns_of(group_id)):
+        if group.state is GroupState.DRAINING and not any(self._core.ledger.turns_of(group_id)):
             self._lose(group, "drained")
         else:
-            group.state, group.fetch_open = GroupState.LOST, False
+            self._stop(group, GroupState.LOST)
 
     def draining(self, group_id: GroupId) -> None:
         group = self._core.ledger.groups.get(group_id)
         if group is not None:
-            group.state, group.fetch_open = GroupState.DRAINING, False
+            self._stop(group, GroupState.DRAINING)
             self._free_queue(group)
 
     def ask_to_drain(self, group_id: GroupId, deadline_s: float) -> None:
@@ -92,7 +98,8 @@ class Leases:
         for group in list(self._core.ledger.groups.values()):
             if now >= group.lease_ends_at_s:
                 self._lose(group, "lease ended")
-        if now >= self._orphans_until_s:
+        if self._orphans_until_s is not None and now >= self._orphans_until_s:
+            self._orphans_until_s = None  # from here on every seat is in a group whose end is seen
             for entry in self._core.ledger.open_turns():
                 for seat in (entry.pe, entry.de):
                     if seat is not None and seat.group_id not in self._core.ledger.groups:
@@ -103,9 +110,9 @@ class Leases:
         """The group is gone: its running turns return, its queue goes back to the global one."""
         ledger = self._core.ledger
         self._free_queue(group)
-        for entry in self._turns_of(group.group_id):
+        for entry in self._core.ledger.turns_of(group.group_id):
             self._settle.return_turn(entry, "group_lost", f"{group.group_id}: {why}")
-        ledger.groups.pop(group.group_id, None)
+        ledger.loads.leave(group.group_id)
         link = self._core.links.pop(group.group_id, None)
         if link is not None:  # silent, not gone: should it wake up, it must introduce itself anew
             link.close()
@@ -114,18 +121,18 @@ class Leases:
     def _free_queue(self, group: GroupEntry) -> None:
         ledger = self._core.ledger
         for turn_id in list(ledger.group_queues.get(group.group_id, ())):
-            self._core.journal.append(ledger.leave_group_queue(turn_id))
+            self._core.journal.append(turn_id, ledger.leave_group_queue(turn_id))
 
-    def _turns_of(self, group_id: GroupId) -> list[TurnEntry]:
-        return [
-            entry
-            for entry in self._core.ledger.open_turns()
-            if any(seat is not None and seat.group_id == group_id for seat in (entry.pe, entry.de))
-        ]
+    def _stop(self, group: GroupEntry, state: GroupState) -> None:
+        """It takes no more turns."""
+        loads = self._core.ledger.loads
+        group.state = state
+        loads.fetches[group.hello.role].close(group)
+        loads.changed(group)
 
     def _return_missing_engines(self, group: GroupEntry) -> None:
         engines = {engine.engine_id for engine in group.hello.engines}
-        for entry in self._turns_of(group.group_id):
+        for entry in self._core.ledger.turns_of(group.group_id):
             seats = [s for s in (entry.pe, entry.de) if s is not None and s.group_id == group.group_id]
             if any(seat.engine_id not in engines for seat in seats):
                 self._settle.return_turn(entry, "engine_left", group.group_id)
@@ -133,7 +140,7 @@ class Leases:
     def _reconcile(self, group: GroupEntry, running: set[AttemptKey], link: GroupLink) -> None:
         """What the group works on and what it should: send missing plans again, cancel what is not its any more."""
         mine: dict[AttemptKey, TurnEntry] = {
-            Core.key(entry): entry for entry in self._turns_of(group.group_id) if entry.state.is_running
+            Core.key(entry): entry for entry in self._core.ledger.turns_of(group.group_id) if entry.state.is_running
         }
         for key in sorted(running - mine.keys(), key=lambda key: (key.turn_id, key.attempt)):
             entry = self._core.ledger.turns.get(key.turn_id)

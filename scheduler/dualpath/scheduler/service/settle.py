@@ -35,7 +35,7 @@ class Settle:
         changes = core.ledger.progress(key.turn_id, _EVENTS[state], read_done=read_done, prefill_done=prefill_done)
         moved = entry.state is not before
         news = core.news(entry, first_token=entry.state is TurnState.DECODING)
-        core.journal.append(changes, (lambda: core.hub.publish(news)) if moved else None)
+        core.journal.append(key.turn_id, changes, (lambda: core.hub.publish(news)) if moved else None)
         core.wake.set()
 
     def commit(self, group_id: GroupId, key: AttemptKey, result: TurnResult, new_keys: tuple[BlockKey, ...]) -> None:
@@ -56,7 +56,7 @@ class Settle:
             block_tokens = core.ledger.groups[group_id].hello.block_tokens
             learned = core.ledger.contexts.extend(entry.turn.hit_keys, new_keys, block_tokens)
             self._end(entry, Event.COMMITTED, result, result.end_reason, learned)
-        core.journal.append(ChangeSet(), lambda: core.tell(group_id, SendCommitAck(key)))
+        core.journal.append(key.turn_id, ChangeSet(), lambda: core.tell(group_id, SendCommitAck(key)))
 
     def handback(self, group_id: GroupId, key: AttemptKey, reason: str, message: str) -> None:
         """An agent gives an attempt up: another try, unless none can help or attempts_max are used up (A3)."""
@@ -79,7 +79,7 @@ class Settle:
         note = core.note(entry, "returned", "prefill_fifo", reason)
         changes = core.ledger.give_back(entry.turn.turn_id, note)
         news = core.news(entry)
-        core.journal.append(changes, lambda: core.hub.publish(news))
+        core.journal.append(entry.turn.turn_id, changes, lambda: core.hub.publish(news))
         core.wake.set()
 
     def cancel(self, turn_id: TurnId) -> TurnEntry:
@@ -100,24 +100,22 @@ class Settle:
     def sweep(self) -> None:
         """Deadlines (law I7), and ended turns whose retention is over."""
         core, now = self._core, self._core.now_s()
-        for entry in core.ledger.open_turns():
-            deadline = entry.turn.deadline_at_s
-            if deadline is not None and now >= deadline:
-                where = f"in state {entry.state}, attempt {entry.attempt}"
-                self.fail(entry, EndReason.DEADLINE, f"deadline passed {where}")
-        excess = sum(1 for _ in core.ledger.ended_turns()) - core.bounds.ended_turns_max
+        for entry in core.ledger.past_deadline(now):
+            where = f"in state {entry.state}, attempt {entry.attempt}"
+            self.fail(entry, EndReason.DEADLINE, f"deadline passed {where}")
+        excess = core.ledger.ended_count - core.bounds.ended_turns_max
         for entry in core.ledger.ended_turns():
             if excess <= 0 and now - entry.ended_at_s < core.bounds.retention_s:
                 break
             excess -= 1
-            core.journal.append(core.ledger.drop(entry.turn.turn_id))
+            core.journal.append(entry.turn.turn_id, core.ledger.drop(entry.turn.turn_id))
 
     def _context_lost(self, entry: TurnEntry, result: TurnResult) -> None:
         """Storage has lost hit blocks: forget them, tell the client from where to submit again."""
         core = self._core
         block_tokens = max(1, entry.turn.hit_tokens // max(1, len(entry.turn.hit_keys)))
         lost = entry.turn.hit_keys[result.valid_context_tokens // block_tokens :]
-        core.journal.append(core.ledger.contexts.forget(lost))
+        core.journal.append(entry.turn.turn_id, core.ledger.contexts.forget(lost))
         self._cancel_both(entry, "context lost")
         self._end(entry, Event.FAILED, result, EndReason.CONTEXT_LOST)
 
@@ -133,7 +131,7 @@ class Settle:
         note = core.note(entry, "ended", event, reason)
         changes = core.ledger.end(entry.turn.turn_id, event, result, note, now_s=core.now_s())
         news = core.news(entry)
-        core.journal.append(changes + (more or ChangeSet()), lambda: core.hub.publish(news))
+        core.journal.append(entry.turn.turn_id, changes + (more or ChangeSet()), lambda: core.hub.publish(news))
         core.wake.set()
 
     def _cancel_both(self, entry: TurnEntry, reason: str) -> None:

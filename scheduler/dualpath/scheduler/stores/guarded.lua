@@ -73,7 +73,7 @@ while place <= count do
     local tail = redis.call('ZREVRANGE', key, 0, 0, 'WITHSCORES')
     redis.call('ZADD', key, 'NX', (tonumber(tail[2]) or 0) + 1, ARGV[first])
   else
-    -- An operation has a handful of arguments, far from the some 8,000 that unpack can take.
+    -- At most 2,000 arguments (ARGUMENTS_MAX in redis_keys.py), far from the some 8,000 that unpack can take.
     redis.call(command, key, unpack(ARGV, first, first + arguments - 1))
   end
   place = first + arguments

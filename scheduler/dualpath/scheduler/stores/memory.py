@@ -23,6 +23,7 @@ from dualpath.scheduler.lifecycle.changes import (
     Operation,
     PutContext,
     PutIdempotency,
+    PutPrompt,
     PutTurn,
     StoredCell,
 )
@@ -46,6 +47,7 @@ class MemoryStore:
         self._token: str | None = None
         self._lease: _Lease | None = None
         self._turns: dict[TurnId, bytes] = {}
+        self._prompts: dict[TurnId, bytes] = {}
         self._lines: dict[str, dict[TurnId, int]] = {}
         self._records: dict[str, int] = {}
         self._contexts: dict[BlockKey, tuple[BlockKey, int]] = {}
@@ -78,6 +80,7 @@ class MemoryStore:
         self._check(tenure)
         return StoredCell(
             turns=dict(sorted(self._turns.items())),
+            prompts=dict(sorted(self._prompts.items())),
             lines={name: _in_order(line) for name, line in sorted(self._lines.items())},
             records=dict(sorted(self._records.items())),
             contexts=dict(self._contexts),
@@ -107,10 +110,13 @@ class MemoryStore:
 
     def _write(self, operation: Operation) -> None:
         match operation:
-            case PutTurn(turn_id, record):
-                self._turns[turn_id] = record
+            case PutTurn(turn_id):
+                self._turns[turn_id] = operation.record
+            case PutPrompt(turn_id, prompt):
+                self._prompts[turn_id] = prompt
             case DropTurn(turn_id):
                 self._turns.pop(turn_id, None)
+                self._prompts.pop(turn_id, None)
             case Enqueue(line, turn_id, arrival):
                 self._lines.setdefault(line, {})[turn_id] = arrival
             case Dequeue(line, turn_id):
@@ -127,8 +133,8 @@ class MemoryStore:
                 self._idempotency[key] = turn_id
             case DropIdempotency(key):
                 self._idempotency.pop(key, None)
-            case AddEvent(event):
-                self._events.append(event)
+            case AddEvent():
+                self._events.append(operation.event)
             case _:
                 assert_never(operation)
 

@@ -212,11 +212,13 @@ class RedisStore:
     async def _load(self, tenure: Tenure) -> StoredCell:
         keys = self._keys
         turns = await self._read_hash(tenure, keys.turns)
+        prompts = await self._read_hash(tenure, keys.prompts)
         records = await self._read_hash(tenure, keys.records)
         idempotency = await self._read_hash(tenure, keys.idempotency)
         applied = await self._read(tenure, "GET", keys.head[4])
         return StoredCell(
             turns={TurnId(name.decode()): record for name, record in sorted(turns.items())},
+            prompts={TurnId(name.decode()): prompt for name, prompt in sorted(prompts.items())},
             lines=await self._read_lines(tenure),
             records={name.decode(): int(amount) for name, amount in sorted(records.items())},
             contexts=await self._read_contexts(tenure),

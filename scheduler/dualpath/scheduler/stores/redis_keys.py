@@ -1,8 +1,8 @@
 """How a cell lies in Redis: names of keys, change sets as flat operations of guarded.lua. Pure."""
 
 import re
-from collections.abc import Iterable, Sequence
-from typing import assert_never
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, assert_never
 
 from dualpath.model.errors import Rejected
 from dualpath.model.ids import BLOCK_KEY_BYTES, BlockKey
@@ -19,6 +19,7 @@ from dualpath.scheduler.lifecycle.changes import (
     Operation,
     PutContext,
     PutIdempotency,
+    PutPrompt,
     PutTurn,
 )
 
@@ -26,6 +27,8 @@ CELL_NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")  # no braces: they would move th
 
 # In the order in which guarded.lua expects them.
 HEAD = ("tenure", "lease", "epoch", "writes", "changes_applied", "owner")
+
+ARGUMENTS_MAX = 2000  # of one command: even, so that fields keep their values; a script can pass on some 8,000
 
 Argument = bytes | str | int
 
@@ -39,6 +42,7 @@ class CellKeys:
         self._prefix = f"dp:{{{cell}}}:"
         self.head = tuple(self._prefix + name for name in HEAD)
         self.turns = self._prefix + "turns"
+        self.prompts = self._prefix + "prompts"
         self.records = self._prefix + "records"
         self.contexts = self._prefix + "contexts"
         self.context_order = self._prefix + "context_order"
@@ -66,46 +70,92 @@ class Operations:
         place = self._places.setdefault(key, len(self._places) + 1)
         self.arguments += (command, place, len(arguments), *arguments)
 
+    def add_many(self, command: str, key: str, arguments: Sequence[Argument]) -> None:
+        """One command for many members, cut where a script could not pass on so many arguments."""
+        for at in range(0, len(arguments), ARGUMENTS_MAX):
+            self.add(command, key, *arguments[at : at + ARGUMENTS_MAX])
+
 
 def encode(changes: Iterable[ChangeSet], keys: CellKeys, *, events_max: int) -> Operations:
-    """Turn change sets into the operations that apply them, in order."""
-    operations = Operations(keys)
+    """Turn change sets into the operations that apply them: for each key one command for all that is written to it."""
+    written = _Written()
     for change_set in changes:
         for operation in change_set.operations:
-            _encode(operation, operations, keys, events_max)
+            written.take(operation)
+    operations = Operations(keys)
+    written.say(operations, keys, events_max)
     return operations
 
 
-def _encode(operation: Operation, to: Operations, keys: CellKeys, events_max: int) -> None:
-    match operation:
-        case PutTurn(turn_id, record):
-            to.add("HSET", keys.turns, turn_id, record)
-        case DropTurn(turn_id):
-            to.add("HDEL", keys.turns, turn_id)
-        case Enqueue(line, turn_id, arrival):
-            to.add("SADD", keys.lines, line)
-            to.add("ZADD", keys.line(line), arrival, turn_id)
-        case Dequeue(line, turn_id):
-            to.add("ZREM", keys.line(line), turn_id)
-        case OpenRecord(key, amount):
-            to.add("HSET", keys.records, key, amount)
-        case CloseRecord(key):
-            to.add("HDEL", keys.records, key)
-        case PutContext(block_key, parent, tokens):
-            to.add("HSET", keys.contexts, block_key, encode_context(parent, tokens))
-            to.add("APPEND", keys.context_order, block_key)
-        case DropContext(block_key):
-            to.add("HDEL", keys.contexts, block_key)
-            to.add("ZREM", keys.context_order, block_key)
-        case PutIdempotency(key, turn_id):
-            to.add("HSET", keys.idempotency, key, turn_id)
-        case DropIdempotency(key):
-            to.add("HDEL", keys.idempotency, key)
-        case AddEvent(event):
+class _Written:
+    """The last write of each field and member; None where it is taken away."""
+
+    def __init__(self) -> None:
+        self.turns: dict[str, bytes | None] = {}
+        self.prompts: dict[str, bytes | None] = {}
+        self.records: dict[str, int | None] = {}
+        self.contexts: dict[bytes, bytes | None] = {}
+        self.idempotency: dict[str, str | None] = {}
+        self.lines: dict[str, dict[str, int | None]] = {}
+        self.moved: dict[bytes, None] = {}  # contexts whose old place in the order is void
+        self.events: list[bytes] = []
+
+    def take(self, operation: Operation) -> None:
+        match operation:
+            case PutTurn(turn_id):
+                self.turns[turn_id] = operation.record
+            case PutPrompt(turn_id, prompt):
+                self.prompts[turn_id] = prompt
+            case DropTurn(turn_id):
+                self.turns[turn_id] = self.prompts[turn_id] = None
+            case Enqueue(line, turn_id, arrival):
+                self.lines.setdefault(line, {})[turn_id] = arrival
+            case Dequeue(line, turn_id):
+                self.lines.setdefault(line, {})[turn_id] = None
+            case OpenRecord(key, amount):
+                self.records[key] = amount
+            case CloseRecord(key):
+                self.records[key] = None
+            case PutContext(block_key, parent, tokens):
+                if self.contexts.get(block_key) is None:
+                    self.contexts.pop(block_key, None)  # to the end of the order
+                self.contexts[block_key] = encode_context(parent, tokens)
+            case DropContext(block_key):
+                self.contexts[block_key] = None
+                self.moved[block_key] = None
+            case PutIdempotency(key, turn_id):
+                self.idempotency[key] = turn_id
+            case DropIdempotency(key):
+                self.idempotency[key] = None
+            case AddEvent():
+                self.events.append(operation.event)
+            case _:
+                assert_never(operation)
+
+    def say(self, to: Operations, keys: CellKeys, events_max: int) -> None:
+        _say_hash(to, keys.turns, self.turns)
+        _say_hash(to, keys.prompts, self.prompts)
+        _say_hash(to, keys.records, self.records)
+        _say_hash(to, keys.idempotency, self.idempotency)
+        _say_hash(to, keys.contexts, self.contexts)
+        to.add_many("ZREM", keys.context_order, list(self.moved))
+        for block_key, value in self.contexts.items():
+            if value is not None:
+                to.add("APPEND", keys.context_order, block_key)
+        joined = [name for name, line in self.lines.items() if any(at is not None for at in line.values())]
+        to.add_many("SADD", keys.lines, joined)
+        for name, line in self.lines.items():
+            to.add_many("ZREM", keys.line(name), [turn_id for turn_id, at in line.items() if at is None])
+            members = [part for turn_id, at in line.items() if at is not None for part in (at, turn_id)]
+            to.add_many("ZADD", keys.line(name), members)
+        for event in self.events:
             # "~" trims whole nodes only: cheap, and never below events_max. `load` reads no more than that.
             to.add("XADD", keys.events, "MAXLEN", "~", events_max, "*", "e", event)
-        case _:
-            assert_never(operation)
+
+
+def _say_hash(to: Operations, key: str, fields: Mapping[Any, Any]) -> None:
+    to.add_many("HSET", key, [part for item in fields.items() if item[1] is not None for part in item])
+    to.add_many("HDEL", key, [field for field, value in fields.items() if value is None])
 
 
 def encode_context(parent: BlockKey, tokens: int) -> bytes:

@@ -1,0 +1,152 @@
+"""Load of engines, nodes and groups as decisions see it: sums over the ledger's records, corrected by the reports.
+
+Per number the larger of the ledger and the report (docs/decisions/0003). What a decision looks at is kept as it was
+made until something about it changes: of a thousand engines a fetch finds a handful changed.
+"""
+
+from collections import defaultdict
+
+from dualpath.model.ids import EngineId, GroupId, NodeId, TurnId
+from dualpath.model.turn import Role
+from dualpath.scheduler.lifecycle.engines import GroupEntry, GroupState, Unseen
+from dualpath.scheduler.lifecycle.fetches import Fetches
+from dualpath.scheduler.lifecycle.lines import Line
+from dualpath.scheduler.policy.snapshot import EngineView, GroupView
+
+OPEN_TOKENS_OF = {Role.PREFILL: "prefill_tokens", Role.DECODE: "decode_tokens"}
+
+
+class Loads:
+    """Sums of the records per (resource, holder), and the groups, engines and nodes that hold them."""
+
+    def __init__(self) -> None:
+        self.groups: dict[GroupId, GroupEntry] = {}
+        self.fetches = {role: Fetches() for role in Role}
+        self.sums: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self.seats: defaultdict[tuple[str, str], int] = defaultdict(int)
+        self._home: dict[str, GroupEntry] = {}
+        self._engine_views: dict[EngineId, EngineView] = {}
+        self._group_views: dict[GroupId, GroupView] = {}
+        self._ranks = 0
+
+    # groups
+
+    def join(self, group: GroupEntry) -> None:
+        """A group comes, or comes back with other nodes or engines."""
+        known = self.groups.get(group.group_id)
+        if known is not None:
+            self._forget(known)
+        self.groups[group.group_id] = group
+        for engine in group.hello.engines:
+            self._home[engine.engine_id] = group
+        for node in group.hello.nodes:
+            self._home[node.node_id] = group
+        self.changed(group)
+
+    def leave(self, group_id: GroupId) -> None:
+        group = self.groups.pop(group_id, None)
+        if group is not None:
+            self._forget(group)
+
+    def next_rank(self) -> int:
+        """A place in the rotation that no group of this scheduler's time had before."""
+        self._ranks += 1
+        return self._ranks
+
+    def changed(self, group: GroupEntry) -> None:
+        """Its report, its state or its members are other ones than before."""
+        for engine_id in group.node_of:
+            self._engine_views.pop(engine_id, None)
+        self._group_views.pop(group.group_id, None)
+        self.fetches[group.hello.role].look(group)
+
+    def _forget(self, group: GroupEntry) -> None:
+        self.changed(group)
+        self.fetches[group.hello.role].close(group)
+        for holder in (*group.node_of, *group.address_of):
+            if self._home.get(holder) is group:
+                del self._home[holder]
+
+    # amounts
+
+    def add(self, resource: str, holder: str, amount: int) -> None:
+        self.sums[resource, holder] += amount
+        self.seats[resource, holder] += 1
+        home = self._home.get(holder)
+        if home is not None:
+            self._engine_views.pop(holder, None)  # type: ignore[call-overload]
+            self._group_views.pop(home.group_id, None)
+
+    def remove(self, resource: str, holder: str, amount: int) -> None:
+        self.sums[resource, holder] -= amount
+        self.seats[resource, holder] -= 1
+        home = self._home.get(holder)
+        if home is not None:
+            self._engine_views.pop(holder, None)  # type: ignore[call-overload]
+            self._group_views.pop(home.group_id, None)
+            self.fetches[home.hello.role].look(home)
+
+    def give(self, group: GroupEntry, turn_id: TurnId, load: Unseen) -> None:
+        """Load that the group's next reports will not show yet."""
+        group.give(turn_id, load)
+        self._engine_views.pop(load.engine_id, None)
+
+    def saw(self, group: GroupEntry, turn_id: TurnId) -> None:
+        """A turn has no load here any more that reports could miss."""
+        load = group.saw(turn_id)
+        if load is not None:
+            self._engine_views.pop(load.engine_id, None)
+
+    def queued(self, group_id: GroupId) -> None:
+        """The queue of a DE group is longer or shorter than before."""
+        self._group_views.pop(group_id, None)
+
+    # what decisions see
+
+    def engine_views(self, group: GroupEntry) -> tuple[EngineView, ...]:
+        found = self._engine_views
+        return tuple(
+            [
+                found.get(engine.engine_id) or self._engine_view(group, rank)
+                for rank, engine in enumerate(group.hello.engines)
+            ]
+        )
+
+    def group_views(self, queues: dict[GroupId, Line]) -> tuple[GroupView, ...]:
+        """Of every DE group that takes turns."""
+        found = self._group_views
+        return tuple(
+            [
+                found.get(group.group_id) or self._group_view(group, queues.get(group.group_id))
+                for group in self.groups.values()
+                if group.hello.role is Role.DECODE and group.state is GroupState.READY
+            ]
+        )
+
+    def read_queue_tokens(self, group: GroupEntry, node_id: NodeId) -> int:
+        load = group.node_loads.get(node_id)
+        reported = load.read_queue_tokens if load else 0
+        return max(self.sums["read_tokens", node_id], reported + group.unseen_reads.get(node_id, 0))
+
+    def _engine_view(self, group: GroupEntry, rank: int) -> EngineView:
+        engine = group.hello.engines[rank]
+        engine_id = engine.engine_id
+        resource = OPEN_TOKENS_OF[group.hello.role]
+        load = group.engine_loads.get(engine_id)
+        unseen_turns, unseen_tokens, unseen_hbm_tokens = group.unseen_of.get(engine_id, (0, 0, 0))
+        turns, tokens = self.seats[resource, engine_id], self.sums[resource, engine_id]
+        free = engine.hbm_tokens - self.sums["hbm_tokens", engine_id]
+        if load is not None:
+            turns = max(turns, load.open_turns + unseen_turns)
+            tokens = max(tokens, load.open_tokens + unseen_tokens)
+            free = min(free, load.free_hbm_tokens - unseen_hbm_tokens)
+        view = EngineView(engine_id, engine.node_id, rank, turns, tokens, free)
+        self._engine_views[engine_id] = view
+        return view
+
+    def _group_view(self, group: GroupEntry, queue: Line | None) -> GroupView:
+        sums = self.sums
+        tokens = sum([sums["decode_tokens", engine_id] for engine_id in group.node_of])
+        view = GroupView(group.group_id, group.rank, tokens, queue.tokens if queue is not None else 0)
+        self._group_views[group.group_id] = view
+        return view
