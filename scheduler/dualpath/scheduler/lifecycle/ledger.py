@@ -129,14 +129,12 @@ class Ledger:
         return [g for g in self.groups.values() if g.hello.role is role and g.state is GroupState.READY]
 
     def line_of(self, entry: TurnEntry) -> Line | None:
-        match entry.state:
-            case TurnState.PREFILL_FIFO:
-                return self.prefill_fifo
-            case TurnState.DECODE_QUEUE:
-                return self.decode_queue
-            case TurnState.GROUP_QUEUE:
-                return self.group_queues[GroupId(str(entry.de_group))]
-        return None
+        state = entry.state
+        if state is TurnState.PREFILL_FIFO:
+            return self.prefill_fifo
+        if state is TurnState.DECODE_QUEUE:
+            return self.decode_queue
+        return self.group_queues[GroupId(str(entry.de_group))] if state is TurnState.GROUP_QUEUE else None
 
     # snapshots for the policy
 
@@ -317,9 +315,9 @@ class Ledger:
         for entry in sorted(entries, key=lambda entry: entry.turn.arrival):
             ledger._restore(entry)
         for key, amount in stored.records.items():
-            ledger._add(key, amount)
+            ledger._restore_record(key, amount)
         for entry in ledger.open_turns():
-            entry.prefill_done = entry.state.is_running and not ledger._holds_prefill(entry)
+            entry.prefill_done = entry.state.is_running and "prefill_tokens" not in entry.held
         found = {name: tuple(turn for _, turn in line) for name, line in stored.lines.items() if line}
         wanted = {line.name: tuple(line) for line in ledger.lines() if len(line)}
         if found != wanted:
@@ -403,7 +401,7 @@ class Ledger:
         operations: list[Operation] = []
         if self.line_of(entry) is not None:
             operations.append(self._leave(entry))
-        for resource in ("prefill_tokens", "decode_tokens", "hbm_tokens", "read_tokens"):
+        for resource in tuple(entry.held):
             operations += self._release(entry, resource)
         for seat in (entry.pe, entry.de):
             if seat is not None:
@@ -415,32 +413,31 @@ class Ledger:
 
     def _reserve(self, entry: TurnEntry, resource: str, holder: str, amount: int) -> OpenRecord:
         key = f"{entry.turn.turn_id}:{entry.attempt}:{resource}:{holder}"
-        if key in self.records:
+        if resource in entry.held:
             raise Broken(f"record {key} is open already", reason="LEDGER")
-        self._add(key, amount)
+        entry.held[resource] = (key, holder)
+        self.records[key] = amount
+        self.loads.add(resource, holder, amount)
         return OpenRecord(key, amount)
 
     def _release(self, entry: TurnEntry, resource: str) -> list[Operation]:
         """Close what an attempt holds of a resource; nothing if it is closed already."""
-        closed: list[Operation] = []
-        for holder in _holders(entry, resource):
-            key = f"{entry.turn.turn_id}:{entry.attempt}:{resource}:{holder}"
-            amount = self.records.pop(key, None)
-            if amount is not None:
-                self.loads.remove(resource, holder, amount)
-                closed.append(CloseRecord(key))
-        return closed
+        held = entry.held.pop(resource, None)
+        if held is None:
+            return []
+        key, holder = held
+        self.loads.remove(resource, holder, self.records.pop(key))
+        return [CloseRecord(key)]
 
-    def _add(self, key: str, amount: int) -> None:
-        resource, holder = _parts(key)
+    def _restore_record(self, key: str, amount: int) -> None:
+        """raises Broken for a record of a turn or an attempt that is not there"""
+        turn_id, attempt, resource, holder = key.split(":", 3)
+        entry = self.turns.get(TurnId(turn_id))
+        if entry is None or entry.state.is_terminal or str(entry.attempt) != attempt or resource in entry.held:
+            raise Broken(f"record {key} belongs to no attempt that is open", reason="RECORDS")
+        entry.held[resource] = (key, holder)
         self.records[key] = amount
         self.loads.add(resource, holder, amount)
-
-    def _holds_prefill(self, entry: TurnEntry) -> bool:
-        return any(
-            f"{entry.turn.turn_id}:{entry.attempt}:prefill_tokens:{h}" in self.records
-            for h in _holders(entry, "prefill_tokens")
-        )
 
     def _open_turn(self, turn: Turn) -> None:
         self._open[turn.turn_id] = None
@@ -473,11 +470,3 @@ class Ledger:
 def _parts(key: str) -> tuple[str, str]:
     _, _, resource, holder = key.split(":", 3)
     return resource, holder
-
-
-def _holders(entry: TurnEntry, resource: str) -> tuple[str, ...]:
-    """Whom an attempt's records of a resource name; at most two, of which at most one is open."""
-    seats = [seat for seat in (entry.pe, entry.de) if seat is not None]
-    if resource == "read_tokens":
-        return tuple(dict.fromkeys(seat.node_id for seat in seats))
-    return tuple(seat.engine_id for seat in seats)

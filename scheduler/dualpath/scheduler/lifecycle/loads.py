@@ -28,6 +28,8 @@ class Loads:
         self._engine_views: dict[EngineId, EngineView] = {}
         self._group_views: dict[GroupId, GroupView] = {}
         self._ranks = 0
+        self.tokens_max: int | None = None  # the longest turn that every model here takes; None without groups
+        self.hbm_tokens_max: int | None = None  # of the largest decode engine; None without one
 
     # groups
 
@@ -42,11 +44,13 @@ class Loads:
         for node in group.hello.nodes:
             self._home[node.node_id] = group
         self.changed(group)
+        self._measure()
 
     def leave(self, group_id: GroupId) -> None:
         group = self.groups.pop(group_id, None)
         if group is not None:
             self._forget(group)
+            self._measure()
 
     def next_rank(self) -> int:
         """A place in the rotation that no group of this scheduler's time had before."""
@@ -66,6 +70,12 @@ class Loads:
         for holder in (*group.node_of, *group.address_of):
             if self._home.get(holder) is group:
                 del self._home[holder]
+
+    def _measure(self) -> None:
+        hellos = [group.hello for group in self.groups.values()]
+        self.tokens_max = min((hello.tokens_max for hello in hellos), default=None)
+        engines = (engine for hello in hellos if hello.role is Role.DECODE for engine in hello.engines)
+        self.hbm_tokens_max = max((engine.hbm_tokens for engine in engines), default=None)
 
     # amounts
 

@@ -75,6 +75,7 @@ class TurnEntry:
     result: TurnResult | None = None
     ended_at_s: float = 0.0
     decisions: list[DecisionNote] = field(default_factory=list)
+    held: dict[str, tuple[str, str]] = field(default_factory=dict, compare=False)  # resource -> (record, holder)
 
     def note(self, decision: DecisionNote) -> None:
         self.decisions.append(decision)

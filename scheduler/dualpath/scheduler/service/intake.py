@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from dualpath.model.errors import Refused, Rejected
 from dualpath.model.ids import BLOCK_KEY_BYTES, ROOT_KEY, BlockKey, SessionId, TurnId
 from dualpath.model.keys import chain_keys
-from dualpath.model.turn import Role, Turn
+from dualpath.model.turn import Turn
 from dualpath.scheduler.lifecycle.changes import ChangeSet
 from dualpath.scheduler.lifecycle.records import TurnEntry
 from dualpath.scheduler.service.core import Core
@@ -122,15 +122,13 @@ class Intake:
 
     def _check_fits(self, turn: Turn) -> None:
         """A turn that nothing here could ever hold is refused at once, not left at the head of a line (L1)."""
-        groups = self._core.ledger.groups.values()
-        total = turn.total_tokens_max
-        longest = min((group.hello.tokens_max for group in groups), default=None)
+        loads = self._core.ledger.loads
+        total, longest, largest = turn.total_tokens_max, loads.tokens_max, loads.hbm_tokens_max
         if longest is not None and total > longest:
             message = f"prompt + max_new_tokens is {total} tokens, the model takes {longest}"
             raise Rejected(message, field="tokens", reason="TOO_LONG", precondition=True)
-        capacities = [e.hbm_tokens for g in groups if g.hello.role is Role.DECODE for e in g.hello.engines]
-        if capacities and total > max(capacities):
-            message = f"prompt + max_new_tokens is {total} tokens, the largest decode engine holds {max(capacities)}"
+        if largest is not None and total > largest:
+            message = f"prompt + max_new_tokens is {total} tokens, the largest decode engine holds {largest}"
             raise Rejected(message, field="tokens", reason="EXCEEDS_HBM", precondition=True)
 
     def _block_tokens(self) -> int:
