@@ -9,7 +9,6 @@ from dualpath.model.turn import EndReason, ReadSide, Role, TurnResult, TurnState
 from dualpath.scheduler.policy.snapshot import PolicyLimits
 from dualpath.scheduler.service.bounds import ServiceBounds
 from dualpath.scheduler.service.core import Core
-from dualpath.scheduler.service.journal import NO_TURN
 from dualpath.scheduler.service.messages import AttemptKey, SendCancel, SendCommitAck, SendStale
 from dualpath.scheduler.stores.memory import MemoryStore
 
@@ -99,7 +98,7 @@ async def test_lost_context_is_forgotten_from_the_first_bad_block_on() -> None:
     async with running_cell() as bench:
         pe, de = (bench.join(group) for group in _pair())
         ledger = bench.cell.core.ledger
-        bench.cell.core.journal.append(NO_TURN, ledger.contexts.extend((), KEYS, 64))
+        ledger.contexts.extend((), KEYS, 64)
         entry = await bench.cell.intake.submit(submission("a", context=(KEYS[2], 192)))
         await bench.fetch(pe)
         await bench.fetch(de)
@@ -243,7 +242,7 @@ async def test_the_policy_changes_only_in_an_idle_cell() -> None:
 async def test_reads_go_to_the_node_with_the_shorter_queue() -> None:
     async with running_cell() as bench:
         pe, de = (bench.join(group) for group in _pair())
-        bench.cell.core.journal.append(NO_TURN, bench.cell.core.ledger.contexts.extend((), KEYS, 64))
+        bench.cell.core.ledger.contexts.extend((), KEYS, 64)
         for key in ("a", "b", "c", "d"):
             await bench.cell.intake.submit(submission(key, context=(KEYS[2], 192)))
         await bench.fetch(pe)

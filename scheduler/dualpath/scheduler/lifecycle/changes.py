@@ -4,29 +4,17 @@ A change set says what becomes true, in terms of this project, never in terms of
 applying a change set again changes nothing. The stores turn operations into their own writes; no rule lives there.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from dualpath.model.ids import BlockKey, TurnId
 
 
-class Recorded(Protocol):
-    def encode(self) -> bytes: ...
-
-
 class PutTurn(NamedTuple):
-    """Write a turn's record (opaque bytes, see lifecycle/records.py) in place of the one before.
-
-    source  the bytes, or what gives them: a record is encoded when it is written, not for each step on the way there
-    """
+    """Write a turn's record (opaque bytes, see lifecycle/records.py) in place of the one before."""
 
     turn_id: TurnId
-    source: bytes | Recorded
-
-    @property
-    def record(self) -> bytes:
-        return self.source if isinstance(self.source, bytes) else self.source.encode()
+    record: bytes
 
 
 class PutPrompt(NamedTuple):
@@ -88,16 +76,9 @@ class DropIdempotency(NamedTuple):
 
 
 class AddEvent(NamedTuple):
-    """One line of the event stream (opaque bytes); the stream keeps the newest `events_max`.
+    """One line of the event stream (opaque bytes); the stream keeps the newest `events_max`."""
 
-    source  the bytes, or what gives them when they are written
-    """
-
-    source: bytes | Callable[[], bytes]
-
-    @property
-    def event(self) -> bytes:
-        return self.source if isinstance(self.source, bytes) else self.source()
+    event: bytes
 
 
 Operation = (
@@ -127,69 +108,6 @@ class ChangeSet:
 
     def __bool__(self) -> bool:
         return bool(self.operations)
-
-
-class NetChange:
-    """What some steps of one turn come to together: of several writes of one thing only the last one counts.
-
-    A thing that was made and is gone again within these steps was never stored, so it needs no write at all.
-    """
-
-    __slots__ = ("_events", "_made", "_operations")
-
-    def __init__(self) -> None:
-        self._operations: dict[object, Operation] = {}
-        self._made: set[object] = set()
-        self._events: list[AddEvent] = []
-
-    def add(self, changes: ChangeSet) -> None:
-        operations, made = self._operations, self._made
-        for operation in changes.operations:
-            match operation:
-                case AddEvent():
-                    self._events.append(operation)
-                    continue
-                case PutTurn():
-                    operations[PutTurn] = operation
-                    continue
-                case DropTurn():
-                    operations.pop(PutPrompt, None)
-                    operations[PutTurn] = operation
-                    continue
-                case PutPrompt():
-                    operations[PutPrompt] = operation
-                    continue
-            name = (_THINGS[type(operation)], operation[0])  # operations name their thing first
-            if type(operation) in _MAKE:
-                if name not in operations:
-                    made.add(name)
-            elif name in made:
-                made.discard(name)
-                del operations[name]
-                continue
-            operations.pop(name, None)  # the last write of a context is its place in their order
-            operations[name] = operation
-
-    def as_written(self) -> ChangeSet:
-        """The operations, with every record and event encoded as it is now."""
-        operations = [
-            PutTurn(operation.turn_id, operation.record) if isinstance(operation, PutTurn) else operation
-            for operation in self._operations.values()
-        ]
-        return ChangeSet((*operations, *(AddEvent(event.event) for event in self._events)))
-
-
-_MAKE = frozenset({Enqueue, OpenRecord, PutContext, PutIdempotency})
-_THINGS = {
-    Enqueue: "line",
-    Dequeue: "line",
-    OpenRecord: "record",
-    CloseRecord: "record",
-    PutContext: "context",
-    DropContext: "context",
-    PutIdempotency: "idempotency",
-    DropIdempotency: "idempotency",
-}
 
 
 @dataclass(frozen=True, slots=True)

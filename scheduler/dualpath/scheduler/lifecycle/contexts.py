@@ -12,6 +12,7 @@ class ContextIndex:
     def __init__(self, *, contexts_max: int = 1 << 20) -> None:
         self._contexts_max = contexts_max
         self._blocks: dict[BlockKey, tuple[BlockKey, int]] = {}
+        self._unstored: list[Operation] = []
 
     def __len__(self) -> int:
         return len(self._blocks)
@@ -45,9 +46,14 @@ class ContextIndex:
                 return count
         return len(keys)
 
-    def extend(self, hit_keys: Sequence[BlockKey], new_keys: Sequence[BlockKey], block_tokens: int) -> ChangeSet:
+    def unstored(self) -> ChangeSet:
+        """What is not in the store yet; from then on it counts as stored."""
+        operations, self._unstored = self._unstored, []
+        return ChangeSet(tuple(operations))
+
+    def extend(self, hit_keys: Sequence[BlockKey], new_keys: Sequence[BlockKey], block_tokens: int) -> None:
         """Take in the blocks a commit added. The whole chain becomes the youngest, so it is evicted last."""
-        operations: list[Operation] = []
+        operations = self._unstored
         parent, tokens = ROOT_KEY, 0
         for key in (*hit_keys, *new_keys):
             tokens += block_tokens
@@ -60,9 +66,7 @@ class ContextIndex:
             oldest = next(iter(self._blocks))
             del self._blocks[oldest]
             operations.append(DropContext(oldest))
-        return ChangeSet(tuple(operations))
 
-    def forget(self, keys: Sequence[BlockKey]) -> ChangeSet:
+    def forget(self, keys: Sequence[BlockKey]) -> None:
         """Blocks that storage has lost."""
-        lost = [key for key in keys if self._blocks.pop(key, None) is not None]
-        return ChangeSet(tuple(DropContext(key) for key in lost))
+        self._unstored += [DropContext(key) for key in keys if self._blocks.pop(key, None) is not None]

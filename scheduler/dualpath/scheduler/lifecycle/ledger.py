@@ -1,7 +1,7 @@
 """The ledger: every turn, every line, and a record for everything reserved (laws I1, I2, I4, I5).
 
-Each mutating method moves one turn along the table, opens or closes its records, and returns the change set that makes
-the same true in the store. Counters are sums over records, kept as they change; `recount` computes them anew.
+Each mutating method moves one turn along the table and opens or closes its records; `lifecycle.unstored` says what of
+that is not in the store yet. Counters are sums over records, kept as they change; `recount` computes them anew.
 
     resource        holder    from                       until
     prefill_tokens  PE        PE assigned                prefill done
@@ -18,26 +18,14 @@ from dataclasses import dataclass
 from dualpath.model.errors import Broken
 from dualpath.model.ids import GroupId, NodeId, TurnId
 from dualpath.model.turn import Pair, ReadSide, Role, Turn, TurnResult, TurnState
-from dualpath.scheduler.lifecycle.changes import (
-    ChangeSet,
-    CloseRecord,
-    Dequeue,
-    DropIdempotency,
-    DropTurn,
-    Enqueue,
-    OpenRecord,
-    Operation,
-    PutIdempotency,
-    PutPrompt,
-    PutTurn,
-    StoredCell,
-)
+from dualpath.scheduler.lifecycle.changes import ChangeSet, DropIdempotency, DropTurn, StoredCell
 from dualpath.scheduler.lifecycle.contexts import ContextIndex
 from dualpath.scheduler.lifecycle.engines import GroupEntry, GroupState, Unseen
 from dualpath.scheduler.lifecycle.lines import Line
 from dualpath.scheduler.lifecycle.loads import Loads
-from dualpath.scheduler.lifecycle.records import DecisionNote, Seat, TurnEntry, encode_prompt
+from dualpath.scheduler.lifecycle.records import DecisionNote, Held, Seat, TurnEntry
 from dualpath.scheduler.lifecycle.table import Event, next_state
+from dualpath.scheduler.lifecycle.unstored import unstored
 from dualpath.scheduler.policy.snapshot import (
     DecodeSnapshot,
     GroupView,
@@ -78,6 +66,7 @@ class Ledger:
         self.waiting_count = self.waiting_tokens = 0  # turns in any line, and their prompts
         self._deadlines: list[tuple[float, TurnId]] = []  # a heap; turns that have ended stay in it until their time
         self._seated: defaultdict[str, dict[TurnId, None]] = defaultdict(dict)  # per group, unfinished turns
+        self._dropped: dict[TurnId, str] = {}  # and their idempotency keys, until the store has forgotten them too
         self._open: dict[TurnId, None] = {}
         self._ended: dict[TurnId, None] = {}
         self.last_arrival = 0
@@ -156,122 +145,110 @@ class Ledger:
 
     # moving a turn along
 
-    def accept(self, turn: Turn, *, now_s: float) -> ChangeSet:
+    def accept(self, turn: Turn, *, now_s: float) -> TurnEntry:
         entry = TurnEntry(turn, TurnState.PREFILL_FIFO, accepted_at_s=now_s)
         entry.note(DecisionNote(1, 0.0, "accepted", PREFILL_FIFO, "accepted", {"arrival": turn.arrival}))
         self.turns[turn.turn_id] = entry
         self._open_turn(turn)
         self.last_arrival = max(self.last_arrival, turn.arrival)
         self.counts.accepted += 1
-        operations: list[Operation] = [
-            PutPrompt(turn.turn_id, encode_prompt(turn)),
-            self._join(self.prefill_fifo, entry),
-        ]
         if turn.idempotency_key:
             self.idempotency[turn.idempotency_key] = turn.turn_id
-            operations.append(PutIdempotency(turn.idempotency_key, turn.turn_id))
-        return ChangeSet((self._put(entry), *operations))
+        self._join(self.prefill_fifo, entry)
+        return entry
 
-    def place_prefill(self, turn_id: TurnId, pe: Seat, note: DecisionNote) -> ChangeSet:
+    def place_prefill(self, turn_id: TurnId, pe: Seat, note: DecisionNote) -> None:
         entry = self._entry(turn_id)
-        left = self._leave(entry)
+        self._leave(entry)
         entry.state = next_state(entry.state, Event.PE_ASSIGNED)
         entry.pe = pe
         entry.note(note)
         tokens = entry.turn.prompt_tokens
-        group = self.groups[pe.group_id]
         self._seated[pe.group_id][turn_id] = None
-        self.loads.give(group, turn_id, Unseen(pe.engine_id, tokens, 0, None, 0, None))
-        opened = self._reserve(entry, "prefill_tokens", pe.engine_id, tokens)
-        return ChangeSet((left, self._join(self.decode_queue, entry), opened, self._put(entry)))
+        self.loads.give(self.groups[pe.group_id], turn_id, Unseen(pe.engine_id, tokens, 0, None, 0, None))
+        self._reserve(entry, "prefill_tokens", pe.engine_id, tokens)
+        self._join(self.decode_queue, entry)
 
-    def choose_group(self, turn_id: TurnId, group_id: GroupId, note: DecisionNote) -> ChangeSet:
+    def choose_group(self, turn_id: TurnId, group_id: GroupId, note: DecisionNote) -> None:
         entry = self._entry(turn_id)
-        left = self._leave(entry)
+        self._leave(entry)
         entry.state = next_state(entry.state, Event.GROUP_CHOSEN)
         entry.de_group = group_id
         entry.note(note)
-        return ChangeSet((left, self._join(self._group_queue(group_id), entry), self._put(entry)))
+        self._join(self._group_queue(group_id), entry)
 
     def plan(
         self, turn_id: TurnId, de: Seat, side: ReadSide, *, assignment: int, notes: tuple[DecisionNote, ...]
-    ) -> ChangeSet:
+    ) -> None:
         """The DE and the read side are known: everything the attempt needs is reserved at once."""
         entry = self._entry(turn_id)
         pe = entry.pe
         if pe is None:
             raise Broken(f"turn {turn_id} is planned without a PE", reason="LEDGER")
-        left = self._leave(entry)
+        self._leave(entry)
         entry.state = next_state(entry.state, Event.PLANNED)
         entry.de, entry.de_group, entry.read_side, entry.assignment = de, de.group_id, side, assignment
         for note in notes:
             entry.note(note)
         self.last_assignment = max(self.last_assignment, assignment)
         turn = entry.turn
-        node = pe.node_id if side is ReadSide.PE else de.node_id
-        operations: list[Operation] = [
-            left,
-            self._reserve(entry, "decode_tokens", de.engine_id, turn.prompt_tokens),
-            self._reserve(entry, "hbm_tokens", de.engine_id, turn.total_tokens_max),
-        ]
-        if turn.hit_tokens:
-            operations.append(self._reserve(entry, "read_tokens", node, turn.hit_tokens))
-            if side is ReadSide.PE:
-                self.counts.pe_side_reads += 1
-            else:
-                self.counts.de_side_reads += 1
-        hits_at = {side: turn.hit_tokens}
+        prompt, hits = turn.prompt_tokens, turn.hit_tokens
+        self._reserve(entry, "decode_tokens", de.engine_id, prompt)
+        self._reserve(entry, "hbm_tokens", de.engine_id, turn.total_tokens_max)
+        pe_hits = de_hits = 0
+        if hits and side is ReadSide.PE:
+            self._reserve(entry, "read_tokens", pe.node_id, hits)
+            self.counts.pe_side_reads += 1
+            pe_hits = hits
+        elif hits:
+            self._reserve(entry, "read_tokens", de.node_id, hits)
+            self.counts.de_side_reads += 1
+            de_hits = hits
         pe_group, de_group = self.groups[pe.group_id], self.groups[de.group_id]
         entry.agent_epochs = {
             pe.group_id: pe_group.hello.agent_epoch,
             de.group_id: de_group.hello.agent_epoch,
         }
         self._seated[de.group_id][turn_id] = None
-        prompt, pe_hits, de_hits = turn.prompt_tokens, hits_at.get(ReadSide.PE, 0), hits_at.get(ReadSide.DE, 0)
         self.loads.give(pe_group, turn_id, Unseen(pe.engine_id, prompt, 0, pe.node_id, pe_hits, assignment))
         self.loads.give(
             de_group, turn_id, Unseen(de.engine_id, prompt, turn.total_tokens_max, de.node_id, de_hits, assignment)
         )
-        return ChangeSet((*operations, self._put(entry)))
 
-    def progress(
-        self, turn_id: TurnId, event: Event, *, read_done: bool = False, prefill_done: bool = False
-    ) -> ChangeSet:
+    def progress(self, turn_id: TurnId, event: Event, *, read_done: bool = False, prefill_done: bool = False) -> None:
         """News of a running attempt. Where it stands within the attempt is not stored: a restart learns it anew."""
         entry = self._entry(turn_id)
         entry.state = next_state(entry.state, event)
-        operations: list[Operation] = []
         if read_done:
-            operations += self._release(entry, "read_tokens")
+            self._release(entry, "read_tokens")
         if prefill_done and not entry.prefill_done:
             entry.prefill_done = True
-            operations += self._release(entry, "prefill_tokens")
-        return ChangeSet(tuple(operations))
+            self._release(entry, "prefill_tokens")
 
-    def give_back(self, turn_id: TurnId, note: DecisionNote) -> ChangeSet:
+    def give_back(self, turn_id: TurnId, note: DecisionNote) -> None:
         """The attempt is over without an end: everything released, back to the old place with attempt + 1."""
         entry = self._entry(turn_id)
-        operations = self._let_go(entry)
+        self._let_go(entry)
         entry.state = next_state(entry.state, Event.RETURNED)
         entry.note(note)
         entry.attempt += 1
         entry.pe = entry.de = entry.de_group = entry.read_side = None
         entry.assignment, entry.agent_epochs, entry.prefill_done = 0, {}, False
         self.counts.attempts_returned += 1
-        return ChangeSet((*operations, self._join(self.prefill_fifo, entry), self._put(entry)))
+        self._join(self.prefill_fifo, entry)
 
-    def leave_group_queue(self, turn_id: TurnId) -> ChangeSet:
+    def leave_group_queue(self, turn_id: TurnId) -> None:
         """The DE group is gone: back to the global decode queue, the PE stays."""
         entry = self._entry(turn_id)
-        left = self._leave(entry)
+        self._leave(entry)
         entry.state = next_state(entry.state, Event.GROUP_LEFT)
         entry.de_group = None
-        return ChangeSet((left, self._join(self.decode_queue, entry), self._put(entry)))
+        self._join(self.decode_queue, entry)
 
-    def end(self, turn_id: TurnId, event: Event, result: TurnResult, note: DecisionNote, *, now_s: float) -> ChangeSet:
+    def end(self, turn_id: TurnId, event: Event, result: TurnResult, note: DecisionNote, *, now_s: float) -> None:
         """The one end of a turn: committed, failed or cancelled (law I3)."""
         entry = self._entry(turn_id)
-        operations = self._let_go(entry)
+        self._let_go(entry)
         entry.state = next_state(entry.state, event)
         entry.result, entry.ended_at_s = result, now_s
         entry.note(note)
@@ -284,18 +261,32 @@ class Ledger:
                 self.counts.failed += 1
             case _:
                 self.counts.cancelled += 1
-        return ChangeSet((*operations, self._put(entry)))
 
-    def drop(self, turn_id: TurnId) -> ChangeSet:
+    def drop(self, turn_id: TurnId) -> None:
         """Forget an ended turn whose time of retention is over."""
         entry = self.turns.pop(turn_id)
         del self._ended[turn_id]
-        operations: list[Operation] = [DropTurn(turn_id)]
         key = entry.turn.idempotency_key
         if self.idempotency.get(key) == turn_id:
             del self.idempotency[key]
-            operations.append(DropIdempotency(key))
-        return ChangeSet(tuple(operations))
+        self._dropped[turn_id] = key
+
+    # what the store does not know yet
+
+    def unstored(self, turn_id: TurnId) -> ChangeSet:
+        """What makes the store say of this turn what is said here; from then on that counts as stored."""
+        entry = self.turns.get(turn_id)
+        if entry is not None:
+            line = self.line_of(entry)
+            return unstored(entry, line.name if line is not None else None)
+        key = self._dropped.pop(turn_id, None)
+        if key is None:
+            return ChangeSet()
+        return ChangeSet((DropTurn(turn_id), DropIdempotency(key)) if key else (DropTurn(turn_id),))
+
+    def unstored_contexts(self) -> ChangeSet:
+        """The same for the context index."""
+        return self.contexts.unstored()
 
     # rebuilding and checking
 
@@ -318,6 +309,8 @@ class Ledger:
             ledger._restore_record(key, amount)
         for entry in ledger.open_turns():
             entry.prefill_done = entry.state.is_running and "prefill_tokens" not in entry.held
+        for entry in ledger.turns.values():
+            ledger.unstored(entry.turn.turn_id)  # all of it came from the store
         found = {name: tuple(turn for _, turn in line) for name, line in stored.lines.items() if line}
         wanted = {line.name: tuple(line) for line in ledger.lines() if len(line)}
         if found != wanted:
@@ -358,15 +351,7 @@ class Ledger:
     def _group_queue(self, group_id: GroupId) -> Line:
         return self.group_queues.setdefault(group_id, Line(GROUP_QUEUE + group_id))
 
-    def _put(self, entry: TurnEntry) -> PutTurn:
-        return PutTurn(entry.turn.turn_id, entry)
-
-    def _join(self, line: Line, entry: TurnEntry) -> Enqueue:
-        turn = entry.turn
-        self._stand(line, entry)
-        return Enqueue(line.name, turn.turn_id, turn.arrival)
-
-    def _stand(self, line: Line, entry: TurnEntry) -> None:
+    def _join(self, line: Line, entry: TurnEntry) -> None:
         turn = entry.turn
         head = line.head
         line.join(WaitingTurn(turn.turn_id, turn.arrival, turn.hit_tokens, turn.miss_tokens, turn.max_new_tokens))
@@ -382,7 +367,7 @@ class Ledger:
             if is_head and group is not None:
                 self.loads.fetches[Role.DECODE].look(group)
 
-    def _leave(self, entry: TurnEntry) -> Dequeue:
+    def _leave(self, entry: TurnEntry) -> None:
         line = self.line_of(entry)
         if line is None:
             raise Broken(f"turn {entry.turn.turn_id} stands in no line", reason="LEDGER")
@@ -394,40 +379,33 @@ class Ledger:
             group = self.groups.get(entry.de_group)
             if group is not None:
                 self.loads.fetches[Role.DECODE].look(group)  # the next head may need less
-        return Dequeue(line.name, entry.turn.turn_id)
 
-    def _let_go(self, entry: TurnEntry) -> list[Operation]:
+    def _let_go(self, entry: TurnEntry) -> None:
         """Leave the line, close all records, forget unseen load."""
-        operations: list[Operation] = []
-        if self.line_of(entry) is not None:
-            operations.append(self._leave(entry))
+        if not entry.state.is_running:
+            self._leave(entry)
         for resource in tuple(entry.held):
-            operations += self._release(entry, resource)
+            self._release(entry, resource)
         for seat in (entry.pe, entry.de):
             if seat is not None:
                 self._seated[seat.group_id].pop(entry.turn.turn_id, None)
                 group = self.groups.get(seat.group_id)
                 if group is not None:
                     self.loads.saw(group, entry.turn.turn_id)
-        return operations
 
-    def _reserve(self, entry: TurnEntry, resource: str, holder: str, amount: int) -> OpenRecord:
+    def _reserve(self, entry: TurnEntry, resource: str, holder: str, amount: int) -> None:
         key = f"{entry.turn.turn_id}:{entry.attempt}:{resource}:{holder}"
         if resource in entry.held:
             raise Broken(f"record {key} is open already", reason="LEDGER")
-        entry.held[resource] = (key, holder)
+        entry.held[resource] = Held(key, holder, amount)
         self.records[key] = amount
         self.loads.add(resource, holder, amount)
-        return OpenRecord(key, amount)
 
-    def _release(self, entry: TurnEntry, resource: str) -> list[Operation]:
+    def _release(self, entry: TurnEntry, resource: str) -> None:
         """Close what an attempt holds of a resource; nothing if it is closed already."""
         held = entry.held.pop(resource, None)
-        if held is None:
-            return []
-        key, holder = held
-        self.loads.remove(resource, holder, self.records.pop(key))
-        return [CloseRecord(key)]
+        if held is not None:
+            self.loads.remove(resource, held.holder, self.records.pop(held.key))
 
     def _restore_record(self, key: str, amount: int) -> None:
         """raises Broken for a record of a turn or an attempt that is not there"""
@@ -435,7 +413,7 @@ class Ledger:
         entry = self.turns.get(TurnId(turn_id))
         if entry is None or entry.state.is_terminal or str(entry.attempt) != attempt or resource in entry.held:
             raise Broken(f"record {key} belongs to no attempt that is open", reason="RECORDS")
-        entry.held[resource] = (key, holder)
+        entry.held[resource] = Held(key, holder, amount)
         self.records[key] = amount
         self.loads.add(resource, holder, amount)
 
@@ -464,7 +442,7 @@ class Ledger:
             self._group_queue(GroupId(str(entry.de_group)))
         line = self.line_of(entry)
         if line is not None:
-            self._stand(line, entry)
+            self._join(line, entry)
 
 
 def _parts(key: str) -> tuple[str, str]:

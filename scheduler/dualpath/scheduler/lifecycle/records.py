@@ -57,6 +57,14 @@ class Seat(NamedTuple):
     group_id: GroupId
 
 
+class Held(NamedTuple):
+    """An open record of the ledger: so much of a resource, reserved at a holder."""
+
+    key: str
+    holder: str
+    amount: int
+
+
 @dataclass(slots=True)
 class TurnEntry:
     """A turn and where it stands. Changed only by the ledger."""
@@ -74,18 +82,36 @@ class TurnEntry:
     prefill_done: bool = False  # not in the record: the PE's own record is closed then
     result: TurnResult | None = None
     ended_at_s: float = 0.0
-    decisions: list[DecisionNote] = field(default_factory=list)
-    held: dict[str, tuple[str, str]] = field(default_factory=dict, compare=False)  # resource -> (record, holder)
+    notes: list[DecisionNote] = field(default_factory=list)
+    held: dict[str, Held] = field(default_factory=dict)  # what the attempt has reserved, by resource
+    # what the store knows (lifecycle.unstored)
+    is_stored: bool = field(default=False, compare=False)
+    stored_line: str | None = field(default=None, compare=False)
+    stored_held: dict[str, Held] = field(default_factory=dict, compare=False)
+    notes_made: int = field(default=0, compare=False)
+    notes_stored: int = field(default=-1, compare=False)
+    _away: bytes = field(default=b"", compare=False)  # the notes of an ended turn, as they are in the record
 
     def note(self, decision: DecisionNote) -> None:
-        self.decisions.append(decision)
-        if len(self.decisions) > DECISIONS_MAX:
-            del self.decisions[0]
+        self.notes_made += 1
+        self.notes.append(decision)
+        if len(self.notes) > DECISIONS_MAX:
+            del self.notes[0]
 
-    def encode(self) -> bytes:
-        """The record as it is now."""
+    @property
+    def decisions(self) -> list[DecisionNote]:
+        """The newest DECISIONS_MAX, oldest first."""
+        return [DecisionNote(*fields) for fields in orjson.loads(self._away)] if self._away else self.notes
+
+    def put_away(self) -> None:
+        """The turn has ended: keep its notes as bytes. Tens of thousands of ended turns are kept for questions."""
+        self._away = orjson.dumps(self.notes, default=_list_of)
+        self.notes = []
+
+    def header(self) -> bytes:
+        """Everything but tokens, as JSON."""
         turn, result = self.turn, self.result
-        header = {
+        fields = {
             "turn_id": turn.turn_id,
             "session_id": turn.session_id,
             "arrival": turn.arrival,
@@ -103,11 +129,16 @@ class TurnEntry:
             "read_side": self.read_side,
             "assignment": self.assignment,
             "agent_epochs": self.agent_epochs,
-            "decisions": self.decisions,
+            "decisions": orjson.Fragment(self._away) if self._away else self.notes,
             "result": result and _result_header(result),
         }
-        text = orjson.dumps(header, default=_list_of)
-        body = b"".join((_LENGTH.pack(len(text)), text, _token_bytes(result.tokens) if result else b""))
+        return orjson.dumps(fields, default=_list_of)
+
+    def encode(self, header: bytes | None = None) -> bytes:
+        """The record as it is now; `header`, where it is at hand already."""
+        text = header or self.header()
+        tokens = _token_bytes(self.result.tokens) if self.result else b""
+        body = b"".join((_LENGTH.pack(len(text)), text, tokens))
         return body + _LENGTH.pack(zlib.crc32(body))
 
     @classmethod
@@ -148,7 +179,7 @@ class TurnEntry:
             agent_epochs=header["agent_epochs"],
             result=result,
             ended_at_s=now_s if result else 0.0,
-            decisions=[DecisionNote(*fields) for fields in header["decisions"]],
+            notes=[DecisionNote(*fields) for fields in header["decisions"]],
         )
 
 

@@ -67,7 +67,7 @@ class Cell:
         tenure = await store.acquire(owner, store_lease_s)
         stored = await store.load(tenure)
         ledger = Ledger.rebuild(stored, now_s=clock.monotonic_s(), contexts_max=bounds.contexts_max)
-        journal = Journal(store, tenure, clock, commit_max=bounds.commit_max, journal_max=bounds.journal_max)
+        journal = Journal(store, tenure, clock, ledger, commit_max=bounds.commit_max, journal_max=bounds.journal_max)
         hub = EventHub(watchers_max=bounds.watchers_max, news_max=bounds.news_max)
         core = Core(cell, ledger, journal, tenure, clock, ids, policy, limits, bounds, hub)
         log.info("cell open", epoch=tenure.epoch, open_turns=ledger.open_count, contexts=len(ledger.contexts))

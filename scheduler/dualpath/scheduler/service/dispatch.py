@@ -62,7 +62,8 @@ class Dispatch:
             entry = core.ledger.turns[turn_id]
             seat = Seat(placement.engine_id, nodes[placement.engine_id], group.group_id)
             note = core.note(entry, "prefill", placement.engine_id, placement.reason, _inputs(placement))
-            core.journal.append(turn_id, core.ledger.place_prefill(turn_id, seat, note))
+            core.ledger.place_prefill(turn_id, seat, note)
+            core.journal.append(turn_id)
         self._served(group, min(len(decision.placements), FETCH_TURNS_MAX))
 
     def _spread(self) -> None:
@@ -77,8 +78,8 @@ class Dispatch:
             entry = core.ledger.turns[placement.turn_id]
             inputs = {"group_tokens": placement.group_tokens}
             note = core.note(entry, "group", placement.group_id, placement.reason, inputs)
-            changes = core.ledger.choose_group(placement.turn_id, placement.group_id, note)
-            core.journal.append(placement.turn_id, changes)
+            core.ledger.choose_group(placement.turn_id, placement.group_id, note)
+            core.journal.append(placement.turn_id)
         core.rotations["spread"] += len(placements)
 
     def _fetch_decode(self, group: GroupEntry) -> None:
@@ -122,7 +123,7 @@ class Dispatch:
             core.note(entry, "decode", placement.engine_id, placement.reason, inputs),
             core.note(entry, "read_side", choice.side, choice.reason, read_inputs),
         )
-        changes = core.ledger.plan(placement.turn_id, de, choice.side, assignment=assignment, notes=notes)
+        core.ledger.plan(placement.turn_id, de, choice.side, assignment=assignment, notes=notes)
         plan = self.plan_of(entry)
         news = core.news(entry)
 
@@ -135,7 +136,7 @@ class Dispatch:
                     core.tell(plan.pair.de_group, message)
             core.hub.publish(news)
 
-        core.journal.append(placement.turn_id, changes, send)
+        core.journal.append(placement.turn_id, send)
 
     def plan_of(self, entry: TurnEntry) -> Plan:
         """The plan of a running attempt. For agents a deadline is the seconds left: their clocks are their own."""

@@ -8,7 +8,6 @@ from dualpath.model.errors import Refused, Rejected
 from dualpath.model.ids import BLOCK_KEY_BYTES, ROOT_KEY, BlockKey, SessionId, TurnId
 from dualpath.model.keys import chain_keys
 from dualpath.model.turn import Turn
-from dualpath.scheduler.lifecycle.changes import ChangeSet
 from dualpath.scheduler.lifecycle.records import TurnEntry
 from dualpath.scheduler.service.core import Core
 
@@ -56,14 +55,13 @@ class Intake:
         known = core.ledger.idempotency.get(submission.idempotency_key)
         if known is not None:
             same = _same_turn(core.ledger.turns[known], submission)
-            core.journal.append(known, ChangeSet(), lambda: durable(same))
+            core.journal.append(known, lambda: durable(same))
             return
         self._check_room(submission)
         turn = self._resolve(submission)
         self._check_fits(turn)
-        changes = core.ledger.accept(turn, now_s=core.now_s())
-        entry = core.ledger.turns[turn.turn_id]
-        core.journal.append(turn.turn_id, changes, lambda: durable(entry))
+        entry = core.ledger.accept(turn, now_s=core.now_s())
+        core.journal.append(turn.turn_id, lambda: durable(entry))
         core.wake.set()
 
     def _check_room(self, submission: Submission) -> None:

@@ -1,26 +1,34 @@
 """Group commit: what steps change is gathered turn by turn, one writer applies many turns at once, and what a step
 wants to say is said only after its change is in the store (DESIGN "state in memory, truth in Redis").
 
-While one call is under way, the steps of a turn add up to one change: a turn that was accepted, placed and planned
-meanwhile never stood in a line as far as the store knows. So the busier the store, the less each turn costs it.
+While one call is under way, the steps of a turn add up: what is written then is where the turn stands by then
+(lifecycle.unstored). So the busier the store, the less each turn costs it.
 """
 
 import asyncio
 from collections.abc import Callable
 from itertools import islice
 from operator import itemgetter
+from typing import Protocol
 
 import structlog
 
 from dualpath.model.errors import Broken, OutcomeUnknown, Refused
 from dualpath.model.ids import TurnId
-from dualpath.scheduler.lifecycle.changes import ChangeSet, NetChange
+from dualpath.scheduler.lifecycle.changes import ChangeSet
 from dualpath.scheduler.ports import Clock, Tenure, TurnStore
 
 RETRY_FIRST_S, RETRY_MAX_S = 0.02, 1.0
-NO_TURN = TurnId("")  # changes that belong to no turn, such as forgotten contexts
 After = Callable[[], None]
 log = structlog.get_logger("dualpath.journal")
+
+
+class Unstored(Protocol):
+    """What there is to write: the ledger."""
+
+    def unstored(self, turn_id: TurnId) -> ChangeSet: ...
+
+    def unstored_contexts(self) -> ChangeSet: ...
 
 
 class Journal:
@@ -31,14 +39,23 @@ class Journal:
     journal_max  turns that may wait for it; see `is_full`
     """
 
-    def __init__(self, store: TurnStore, tenure: Tenure, clock: Clock, *, commit_max: int, journal_max: int) -> None:
+    def __init__(
+        self,
+        store: TurnStore,
+        tenure: Tenure,
+        clock: Clock,
+        ledger: Unstored,
+        *,
+        commit_max: int,
+        journal_max: int,
+    ) -> None:
         self._store = store
+        self._ledger = ledger
         self._tenure = tenure
         self._clock = clock
         self._commit_max = commit_max
         self._journal_max = journal_max
-        self._waiting: dict[TurnId, NetChange] = {}
-        self._after: dict[TurnId, list[tuple[int, After]]] = {}
+        self._waiting: dict[TurnId, list[tuple[int, After]] | None] = {}  # what to say once the turn is stored
         self._under_way = 0  # turns of the call that is being made
         self._steps = 0
         self._wake = asyncio.Event()
@@ -52,20 +69,21 @@ class Journal:
     def is_full(self) -> bool:
         return len(self._waiting) + self._under_way >= self._journal_max
 
-    def append(self, turn_id: TurnId, changes: ChangeSet, after: After | None = None) -> None:
-        """Add a step of a turn; `after` runs once it is in the store, in the order of the steps."""
-        if not changes and after is None:
-            return
-        waiting = self._waiting.get(turn_id)
-        if waiting is None:
-            waiting = self._waiting[turn_id] = NetChange()
+    def append(self, turn_id: TurnId, after: After | None = None) -> None:
+        """A turn has changed; `after` runs once that is in the store, in the order of the steps."""
+        waiting = self._waiting
+        if turn_id not in waiting:
+            waiting[turn_id] = None
             if not self._wake.is_set():
                 self._idle.clear()
                 self._wake.set()
-        waiting.add(changes)
         if after is not None:
             self._steps += 1
-            self._after.setdefault(turn_id, []).append((self._steps, after))
+            says = waiting[turn_id]
+            if says is None:
+                waiting[turn_id] = [(self._steps, after)]
+            else:
+                says.append((self._steps, after))
 
     async def room(self) -> None:
         """Return when no more than half of journal_max wait: a stream of submissions pauses here, not the store."""
@@ -92,18 +110,19 @@ class Journal:
             self._idle.set()
 
     def _take(self) -> tuple[list[ChangeSet], list[After]]:
-        """The oldest turns: what is to be written of them as it is now, and what is to be said then."""
-        turns = list(islice(self._waiting, self._commit_max))
+        """The oldest turns: what is to be written of them as they are now, and what is to be said then."""
+        waiting, unstored = self._waiting, self._ledger.unstored
+        turns = list(islice(waiting, self._commit_max))
         self._under_way = len(turns)
-        changes: list[ChangeSet] = []
+        changes = [self._ledger.unstored_contexts()]
         after: list[tuple[int, After]] = []
         for turn_id in turns:
-            change = self._waiting.pop(turn_id).as_written()
-            if change:
-                changes.append(change)
-            after += self._after.pop(turn_id, ())
+            says = waiting.pop(turn_id)
+            if says is not None:
+                after += says
+            changes.append(unstored(turn_id))
         after.sort(key=itemgetter(0))
-        return changes, [step for _, step in after]
+        return [change for change in changes if change], [say for _, say in after]
 
     async def _apply(self, changes: list[ChangeSet]) -> None:
         """Apply one batch, the very same one again for as long as the store cannot be reached."""

@@ -121,7 +121,8 @@ class Leases:
     def _free_queue(self, group: GroupEntry) -> None:
         ledger = self._core.ledger
         for turn_id in list(ledger.group_queues.get(group.group_id, ())):
-            self._core.journal.append(turn_id, ledger.leave_group_queue(turn_id))
+            ledger.leave_group_queue(turn_id)
+            self._core.journal.append(turn_id)
 
     def _stop(self, group: GroupEntry, state: GroupState) -> None:
         """It takes no more turns."""

@@ -5,7 +5,6 @@ everything back, tells both sides, and is passed once per attempt.
 from dualpath.model.errors import Rejected
 from dualpath.model.ids import BlockKey, GroupId, TurnId
 from dualpath.model.turn import EndReason, TurnResult, TurnState
-from dualpath.scheduler.lifecycle.changes import ChangeSet
 from dualpath.scheduler.lifecycle.records import TurnEntry
 from dualpath.scheduler.lifecycle.table import Event
 from dualpath.scheduler.service.core import Core
@@ -32,10 +31,12 @@ class Settle:
         if entry is None or not entry.state.is_running or not _works_on(entry, group_id) or state not in _EVENTS:
             return
         core, before = self._core, entry.state
-        changes = core.ledger.progress(key.turn_id, _EVENTS[state], read_done=read_done, prefill_done=prefill_done)
-        moved = entry.state is not before
-        news = core.news(entry, first_token=entry.state is TurnState.DECODING)
-        core.journal.append(key.turn_id, changes, (lambda: core.hub.publish(news)) if moved else None)
+        core.ledger.progress(key.turn_id, _EVENTS[state], read_done=read_done, prefill_done=prefill_done)
+        if entry.state is before:
+            core.journal.append(key.turn_id)
+        else:
+            news = core.news(entry, first_token=entry.state is TurnState.DECODING)
+            core.journal.append(key.turn_id, lambda: core.hub.publish(news))
         core.wake.set()
 
     def commit(self, group_id: GroupId, key: AttemptKey, result: TurnResult, new_keys: tuple[BlockKey, ...]) -> None:
@@ -43,7 +44,7 @@ class Settle:
         core = self._core
         entry = core.ledger.turns.get(key.turn_id)
         if entry is not None and entry.state is TurnState.COMMITTED and entry.attempt == key.attempt:
-            core.tell(group_id, SendCommitAck(key))
+            core.journal.append(key.turn_id, lambda: core.tell(group_id, SendCommitAck(key)))  # it may be on its way
             return
         problem = self._commit_problem(entry, group_id, key)
         if entry is None or problem:
@@ -54,9 +55,9 @@ class Settle:
             self._context_lost(entry, result)
         else:
             block_tokens = core.ledger.groups[group_id].hello.block_tokens
-            learned = core.ledger.contexts.extend(entry.turn.hit_keys, new_keys, block_tokens)
-            self._end(entry, Event.COMMITTED, result, result.end_reason, learned)
-        core.journal.append(key.turn_id, ChangeSet(), lambda: core.tell(group_id, SendCommitAck(key)))
+            core.ledger.contexts.extend(entry.turn.hit_keys, new_keys, block_tokens)
+            self._end(entry, Event.COMMITTED, result, result.end_reason)
+        core.journal.append(key.turn_id, lambda: core.tell(group_id, SendCommitAck(key)))
 
     def handback(self, group_id: GroupId, key: AttemptKey, reason: str, message: str) -> None:
         """An agent gives an attempt up: another try, unless none can help or attempts_max are used up (A3)."""
@@ -77,9 +78,9 @@ class Settle:
             return
         self._cancel_both(entry, reason)
         note = core.note(entry, "returned", "prefill_fifo", reason)
-        changes = core.ledger.give_back(entry.turn.turn_id, note)
+        core.ledger.give_back(entry.turn.turn_id, note)
         news = core.news(entry)
-        core.journal.append(entry.turn.turn_id, changes, lambda: core.hub.publish(news))
+        core.journal.append(entry.turn.turn_id, lambda: core.hub.publish(news))
         core.wake.set()
 
     def cancel(self, turn_id: TurnId) -> TurnEntry:
@@ -108,14 +109,15 @@ class Settle:
             if excess <= 0 and now - entry.ended_at_s < core.bounds.retention_s:
                 break
             excess -= 1
-            core.journal.append(entry.turn.turn_id, core.ledger.drop(entry.turn.turn_id))
+            core.ledger.drop(entry.turn.turn_id)
+            core.journal.append(entry.turn.turn_id)
 
     def _context_lost(self, entry: TurnEntry, result: TurnResult) -> None:
         """Storage has lost hit blocks: forget them, tell the client from where to submit again."""
         core = self._core
         block_tokens = max(1, entry.turn.hit_tokens // max(1, len(entry.turn.hit_keys)))
         lost = entry.turn.hit_keys[result.valid_context_tokens // block_tokens :]
-        core.journal.append(entry.turn.turn_id, core.ledger.contexts.forget(lost))
+        core.ledger.contexts.forget(lost)
         self._cancel_both(entry, "context lost")
         self._end(entry, Event.FAILED, result, EndReason.CONTEXT_LOST)
 
@@ -125,13 +127,12 @@ class Settle:
         event: Event,
         result: TurnResult,
         reason: EndReason,
-        more: ChangeSet | None = None,
     ) -> None:
         core = self._core
         note = core.note(entry, "ended", event, reason)
-        changes = core.ledger.end(entry.turn.turn_id, event, result, note, now_s=core.now_s())
+        core.ledger.end(entry.turn.turn_id, event, result, note, now_s=core.now_s())
         news = core.news(entry)
-        core.journal.append(entry.turn.turn_id, changes + (more or ChangeSet()), lambda: core.hub.publish(news))
+        core.journal.append(entry.turn.turn_id, lambda: core.hub.publish(news))
         core.wake.set()
 
     def _cancel_both(self, entry: TurnEntry, reason: str) -> None:

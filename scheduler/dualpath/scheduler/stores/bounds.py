@@ -57,7 +57,7 @@ def _too_large(found: str, wanted: str) -> Rejected:
 def _size_bytes(operation: Operation) -> int:
     """What the caller chose the length of; the rest of an operation is small."""
     match operation:
-        case PutTurn(source=bytes(data)) | PutPrompt(prompt=data) | AddEvent(source=bytes(data)):
+        case PutTurn(record=data) | PutPrompt(prompt=data) | AddEvent(event=data):
             return len(data)
         case OpenRecord(key=name) | CloseRecord(key=name) | PutIdempotency(key=name) | DropIdempotency(key=name):
             return len(name)

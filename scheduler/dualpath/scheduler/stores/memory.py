@@ -110,8 +110,8 @@ class MemoryStore:
 
     def _write(self, operation: Operation) -> None:
         match operation:
-            case PutTurn(turn_id):
-                self._turns[turn_id] = operation.record
+            case PutTurn(turn_id, record):
+                self._turns[turn_id] = record
             case PutPrompt(turn_id, prompt):
                 self._prompts[turn_id] = prompt
             case DropTurn(turn_id):
@@ -133,8 +133,8 @@ class MemoryStore:
                 self._idempotency[key] = turn_id
             case DropIdempotency(key):
                 self._idempotency.pop(key, None)
-            case AddEvent():
-                self._events.append(operation.event)
+            case AddEvent(event):
+                self._events.append(event)
             case _:
                 assert_never(operation)
 

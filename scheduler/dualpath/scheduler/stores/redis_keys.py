@@ -102,8 +102,8 @@ class _Written:
 
     def take(self, operation: Operation) -> None:
         match operation:
-            case PutTurn(turn_id):
-                self.turns[turn_id] = operation.record
+            case PutTurn(turn_id, record):
+                self.turns[turn_id] = record
             case PutPrompt(turn_id, prompt):
                 self.prompts[turn_id] = prompt
             case DropTurn(turn_id):
@@ -127,8 +127,8 @@ class _Written:
                 self.idempotency[key] = turn_id
             case DropIdempotency(key):
                 self.idempotency[key] = None
-            case AddEvent():
-                self.events.append(operation.event)
+            case AddEvent(event):
+                self.events.append(event)
             case _:
                 assert_never(operation)
 
