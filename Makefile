@@ -9,10 +9,10 @@ SOURCES := $(wildcard sdk scheduler engine_agent storage_shim simulator tests be
 UV_VERSION := 0.13.9
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format proto bench-main reproduce lock clean
+.PHONY: help setup demo test lint format proto bench-main bench-control reproduce lock clean
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
 
 setup: $(VENV)/.installed ## create .venv with the locked packages; instant when nothing changed
 	@:
@@ -39,6 +39,9 @@ proto: setup ## write the stubs in sdk/dualpath/v1 from proto/dualpath/v1
 
 bench-main: setup ## run the main benchmark; OUT=file.json keeps the numbers
 	@$(BIN)/python benchmarks/bench_main.py $(if $(OUT),--out $(OUT))
+
+bench-control: setup ## load the scheduler over real sockets, compare other routers; OUT=file.json keeps the figures
+	@$(BIN)/python -m benchmarks.control $(if $(OUT),--out $(OUT)) $(ARGS)
 
 reproduce: setup ## simulate the paper's evaluation; OUT=file.json keeps the figures, JOBS=1 takes one core
 	@$(BIN)/dualpath sim reproduce --keep build/reproduce --jobs $(or $(JOBS),0) $(if $(OUT),--out $(OUT)) \

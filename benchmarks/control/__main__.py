@@ -1,0 +1,7 @@
+"""Entry of `python -m benchmarks.control`."""
+
+import sys
+
+from benchmarks.control.driver import main
+
+sys.exit(main())
