@@ -229,6 +229,23 @@ async def test_agents_that_do_not_come_back_lose_their_turns_after_one_lease() -
         assert list(bench.cell.core.ledger.prefill_fifo) == ["t1"]
 
 
+async def test_a_turn_whose_group_has_gone_is_found_in_the_global_queue_after_a_restart() -> None:
+    clock = ManualClock()
+    store, ids = MemoryStore(clock), CountingIds()
+    async with running_cell(store=store, clock=clock, ids=ids) as bench:
+        pe, _ = (bench.join(group) for group in _pair())
+        await bench.cell.intake.submit(submission("a"))
+        await bench.fetch(pe)
+        before = bench.cell.find(turn_id="t1").state
+        bench.cell.leases.draining(GroupId("d0"))
+        await bench.settled()
+
+    async with running_cell(store=store, clock=clock, ids=ids) as bench:
+        after = bench.cell.find(turn_id="t1").state
+
+    assert [before, after] == [TurnState.GROUP_QUEUE, TurnState.DECODE_QUEUE]
+
+
 async def test_the_policy_changes_only_in_an_idle_cell() -> None:
     from dualpath.scheduler.policy.registry import policy_named
 

@@ -237,12 +237,13 @@ class Ledger:
         self.counts.attempts_returned += 1
         self._join(self.prefill_fifo, entry)
 
-    def leave_group_queue(self, turn_id: TurnId) -> None:
+    def leave_group_queue(self, turn_id: TurnId, note: DecisionNote) -> None:
         """The DE group is gone: back to the global decode queue, the PE stays."""
         entry = self._entry(turn_id)
         self._leave(entry)
         entry.state = next_state(entry.state, Event.GROUP_LEFT)
         entry.de_group = None
+        entry.note(note)
         self._join(self.decode_queue, entry)
 
     def end(self, turn_id: TurnId, event: Event, result: TurnResult, note: DecisionNote, *, now_s: float) -> None:

@@ -119,10 +119,11 @@ class Leases:
         self._core.wake.set()
 
     def _free_queue(self, group: GroupEntry) -> None:
-        ledger = self._core.ledger
-        for turn_id in list(ledger.group_queues.get(group.group_id, ())):
-            ledger.leave_group_queue(turn_id)
-            self._core.journal.append(turn_id)
+        core = self._core
+        for turn_id in list(core.ledger.group_queues.get(group.group_id, ())):
+            note = core.note(core.ledger.turns[turn_id], "group", "decode_queue", f"{group.group_id} takes no more")
+            core.ledger.leave_group_queue(turn_id, note)
+            core.journal.append(turn_id)
 
     def _stop(self, group: GroupEntry, state: GroupState) -> None:
         """It takes no more turns."""
