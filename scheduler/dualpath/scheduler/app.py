@@ -1,6 +1,7 @@
 """Builds one scheduler process and runs it: the only place where stores and servers are chosen and joined."""
 
 import asyncio
+import gc
 import json
 import os
 import signal
@@ -47,6 +48,8 @@ SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
 )
 STOP_GRACE_S = 0.5
+# open turns live long and hold no cycles: a collector at its defaults walks all of them again and again
+COLLECT_AFTER_OBJECTS, COLLECT_OLDER_AFTER = 50_000, (20, 100)
 log = structlog.get_logger("dualpath.scheduler")
 
 
@@ -69,6 +72,8 @@ class RandomIds:
 
 async def serve(settings: SchedulerSettings) -> None:
     """Run a scheduler until SIGTERM or SIGINT. Raises Stale if another one takes the cell over."""
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER_OBJECTS, *COLLECT_OLDER_AFTER)
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
