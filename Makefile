@@ -9,7 +9,7 @@ SOURCES := $(wildcard sdk scheduler engine_agent storage_shim simulator tests be
 UV_VERSION := 0.13.9
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format proto bench-main bench-control reproduce lock clean
+.PHONY: help setup demo test lint format proto bench-main bench-control bench-rebuild reproduce lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -42,6 +42,9 @@ bench-main: setup ## run the main benchmark; OUT=file.json keeps the numbers
 
 bench-control: setup ## load the scheduler over real sockets, compare other routers; OUT=file.json keeps the figures
 	@$(BIN)/python -m benchmarks.control $(if $(OUT),--out $(OUT)) $(ARGS)
+
+bench-rebuild: setup ## how soon a scheduler leads a cell of 50,000 open turns; OUT=file.json keeps the figures
+	@$(BIN)/python benchmarks/bench_rebuild.py $(if $(OUT),--out $(OUT)) $(ARGS)
 
 reproduce: setup ## simulate the paper's evaluation; OUT=file.json keeps the figures, JOBS=1 takes one core
 	@$(BIN)/dualpath sim reproduce --keep build/reproduce --jobs $(or $(JOBS),0) $(if $(OUT),--out $(OUT)) \

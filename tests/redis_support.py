@@ -2,13 +2,15 @@
 
 import asyncio
 import itertools
+import subprocess
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 
 from redis.asyncio import Redis
 
-from dualpath.scheduler.stores.embedded import EmbeddedRedis
+import support
+from dualpath.scheduler.stores.embedded import EmbeddedRedis, find_server
 from dualpath.scheduler.stores.redis import RedisStore, RedisTiming
 
 _cells = itertools.count(1)
@@ -23,6 +25,26 @@ def running_redis(folder: Path, *, options: Sequence[str] = ()) -> Iterator[Embe
         yield server
     finally:
         asyncio.run(server.stop())
+
+
+@contextmanager
+def running_sentinel(folder: Path, *, primary_port: int, service: str, down_after_ms: int) -> Iterator[int]:
+    """One Sentinel that decides alone; yields its port. It knows the replicas of the primary when the block begins."""
+    folder.mkdir()
+    port = support.find_free_port()
+    (folder / "sentinel.conf").write_text(
+        f"port {port}\n"
+        f"sentinel monitor {service} 127.0.0.1 {primary_port} 1\n"
+        f"sentinel down-after-milliseconds {service} {down_after_ms}\n"
+        f"sentinel failover-timeout {service} 2000\n"
+    )
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([find_server(), "sentinel.conf", "--sentinel"], cwd=folder, stdout=log, stderr=log)
+    try:
+        yield port
+    finally:
+        process.kill()
+        process.wait()
 
 
 @asynccontextmanager
@@ -50,3 +72,25 @@ async def admin(url: str) -> AsyncIterator[Redis]:
 def fresh_cell() -> str:
     """A cell name that no other test of this run uses: cheaper than emptying the server."""
     return f"cell-{next(_cells)}"
+
+
+async def wait_for_replicas(sentinel_port: int, service: str, count: int) -> None:
+    """Wait until the Sentinel knows so many replicas that follow the primary."""
+    async with Redis(port=sentinel_port, decode_responses=True) as sentinel:
+        for _ in range(400):
+            replicas = await sentinel.sentinel_slaves(service)
+            if sum(found["master-link-status"] == "ok" for found in replicas) >= count:
+                return
+            await asyncio.sleep(0.1)
+    raise AssertionError(f"the Sentinel does not see {count} replicas of {service}")
+
+
+async def wait_for_another_primary(sentinel_port: int, service: str, port: int) -> None:
+    """Wait until the Sentinel names a primary at another port."""
+    async with Redis(port=sentinel_port, decode_responses=True) as sentinel:
+        for _ in range(400):
+            address = await sentinel.sentinel_get_master_addr_by_name(service)
+            if isinstance(address, tuple) and address[1] != port:
+                return
+            await asyncio.sleep(0.1)
+    raise AssertionError(f"the Sentinel still names port {port} for {service}")

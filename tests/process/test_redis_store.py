@@ -26,7 +26,7 @@ from dualpath.scheduler.lifecycle.changes import (
 from dualpath.scheduler.stores.bounds import StoreBounds
 from dualpath.scheduler.stores.embedded import EmbeddedRedis
 from dualpath.scheduler.stores.redis import RedisStore, RedisTiming
-from dualpath.scheduler.stores.redis_connection import hide_password
+from dualpath.scheduler.stores.redis_address import hide_password
 
 LEASE_S = 60.0
 SHORT = RedisTiming(connect_timeout_s=0.5, reply_timeout_s=0.2)
@@ -338,6 +338,28 @@ async def test_a_write_that_arrives_after_later_ones_is_not_taken(own_redis: Emb
         assert b"LATE" in await proxy.deliver()
 
         assert (await store.load(tenure)).turns == {TurnId("t1"): b"new"}
+
+
+async def test_a_server_that_fell_back_behind_its_answers_has_no_owner_any_more(
+    redis_server: EmbeddedRedis, cell: str
+) -> None:
+    async with (
+        redis_support.opened(redis_server.url, cell=cell) as store,
+        redis_support.admin(redis_server.url) as redis,
+    ):
+        tenure = await store.acquire("ann", LEASE_S)
+        await store.apply([put("t1")], tenure)
+        writes_key = f"dp:{{{cell}}}:writes"
+        earlier = await redis.get(writes_key)
+        await store.apply([put("t2")], tenure)
+        await redis.set(writes_key, earlier or b"")
+
+        for call in (store.renew(tenure, LEASE_S), store.apply([put("t3")], tenure)):
+            with pytest.raises(Stale, match="lost write 2, it is at write 1"):
+                await call
+
+        after = await store.acquire("ann", LEASE_S)
+        await store.apply([put("t3")], after)
 
 
 async def test_cancelled_calls_leave_no_reply_to_others(redis_server: EmbeddedRedis, cell: str) -> None:

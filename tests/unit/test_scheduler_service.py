@@ -201,12 +201,59 @@ async def test_a_restarted_scheduler_goes_on_with_what_agents_still_run() -> Non
         pe.told.clear()
         bench.join(pe)
         bench.join(de, key)
+        await bench.settled()
         bench.cell.settle.commit(GroupId("d0"), key, committed(), ())
         await bench.settled()
         again = bench.cell.find(idempotency_key="a")
 
     assert [plan.attempt for plan in pe.plans] == [1]  # the PE had lost it: the plan came again
     assert again.state is TurnState.COMMITTED
+
+
+async def test_a_plan_that_is_owed_is_told_after_the_write_too() -> None:
+    async with running_cell() as bench:
+        pe, de = (bench.join(group) for group in _pair())
+        await bench.cell.intake.submit(submission("a"))
+        await bench.fetch(pe)
+        bench.cell.leases.report(de.report(), fetch=True)
+        bench.cell.dispatch.pump()
+        bench.join(pe)
+        before = len(pe.plans)
+        await bench.settled()
+
+    assert [before, len(pe.plans)] == [0, 2]
+
+
+async def test_a_commit_takes_the_plan_back_from_a_pe_that_got_it_again() -> None:
+    async with running_cell() as bench:
+        pe, de = (bench.join(group) for group in _pair())
+        entry = await bench.cell.intake.submit(submission("a"))
+        await bench.fetch(pe)
+        await bench.fetch(de)
+        key = Core.key(entry)
+        bench.join(pe)  # its Hello names no attempt: it was done, or has lost it
+        await bench.settled()
+        bench.cell.settle.commit(GroupId("d0"), key, committed(), ())
+        await bench.settled()
+
+    assert pe.told[-1] == SendCancel(key, "committed")
+
+
+async def test_a_pe_that_comes_back_with_a_committed_attempt_is_told_to_drop_it_and_its_de_is_not() -> None:
+    async with running_cell() as bench:
+        pe, de = (bench.join(group) for group in _pair())
+        entry = await bench.cell.intake.submit(submission("a"))
+        await bench.fetch(pe)
+        await bench.fetch(de)
+        key = Core.key(entry)
+        bench.cell.settle.commit(GroupId("d0"), key, committed(), ())
+        await bench.settled()
+        for group in (pe, de):
+            group.told.clear()
+            bench.join(group, key)
+
+    assert [len(pe.told), len(de.told)] == [1, 0]
+    assert isinstance(pe.told[0], SendCancel)
 
 
 async def test_agents_that_do_not_come_back_lose_their_turns_after_one_lease() -> None:
@@ -237,7 +284,7 @@ async def test_a_turn_whose_group_has_gone_is_found_in_the_global_queue_after_a_
         await bench.cell.intake.submit(submission("a"))
         await bench.fetch(pe)
         before = bench.cell.find(turn_id="t1").state
-        bench.cell.leases.draining(GroupId("d0"))
+        bench.cell.leases.draining(GroupId("d0"), 1)
         await bench.settled()
 
     async with running_cell(store=store, clock=clock, ids=ids) as bench:

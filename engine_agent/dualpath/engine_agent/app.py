@@ -162,7 +162,7 @@ class Agent:
         group = Group(settings.role, node, nodes_wanted=settings.group_nodes)
         upstream = settings.leader or settings.scheduler
         self._uplink = Uplink(
-            tuple(address.strip() for address in upstream.split(",")),
+            upstream,
             self._identity(),
             group,
             to_leader=bool(settings.leader),

@@ -10,6 +10,7 @@ import tempfile
 import time
 import uuid
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 
 import grpc
@@ -29,10 +30,12 @@ from dualpath.scheduler.policy.snapshot import PolicyLimits
 from dualpath.scheduler.ports import TurnStore
 from dualpath.scheduler.service.bounds import ServiceBounds
 from dualpath.scheduler.service.cell import Cell
+from dualpath.scheduler.service.keeper import Keeper
+from dualpath.scheduler.service.post import Post
 from dualpath.scheduler.settings import SchedulerSettings
 from dualpath.scheduler.stores.embedded import EmbeddedRedis
 from dualpath.scheduler.stores.memory import MemoryStore
-from dualpath.scheduler.stores.redis import RedisStore
+from dualpath.scheduler.stores.redis import RedisStore, RedisTiming
 from dualpath.v1 import admin_pb2_grpc, agents_pb2_grpc, turns_pb2_grpc
 from dualpath.wire.outbox import MESSAGE_OPTIONS
 
@@ -48,6 +51,10 @@ SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),
 )
 STOP_GRACE_S = 0.5
+CONNECT_MAX_S = 2.0
+REPLY_MIN_S = 0.5  # Redis gets this long to answer, however short the lease
+BEAT_MAX_S = 1.0  # each stream carries something at least this often
+EVERY_HOST = ("", "0.0.0.0", "[::]")
 # open turns live long and hold no cycles: a collector at its defaults walks all of them again and again
 COLLECT_AFTER_OBJECTS, COLLECT_OLDER_AFTER = 50_000, (20, 100)
 log = structlog.get_logger("dualpath.scheduler")
@@ -70,10 +77,12 @@ class RandomIds:
         return uuid.uuid4().hex
 
 
+CLOCK = SystemClock()
+
+
 async def serve(settings: SchedulerSettings) -> None:
-    """Run a scheduler until SIGTERM or SIGINT. Raises Stale if another one takes the cell over."""
-    gc.freeze()
-    gc.set_threshold(COLLECT_AFTER_OBJECTS, *COLLECT_OLDER_AFTER)
+    """Run a scheduler until SIGTERM or SIGINT. It stands by while another one leads the cell."""
+    collect_seldom()
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -81,12 +90,18 @@ async def serve(settings: SchedulerSettings) -> None:
     async with AsyncExitStack() as closing:
         _check_port(settings.listen)
         store, store_name = await _open_store(settings, closing)
-        cell = await _open_cell(settings, store)
-        closing.push_async_callback(cell.close)
-        running = asyncio.create_task(cell.run(store_lease_s=settings.store_lease_s))
+        servers = Servers(settings, store_name)
+        await servers.start(closing)
+        keeper = Keeper(
+            servers.post,
+            partial(_open_cell, settings, store, servers.post.address),
+            CLOCK,
+            store_lease_s=settings.store_lease_s,
+            beat_s=min(BEAT_MAX_S, settings.lease_s / 3),
+            changed=servers.tell,
+        )
+        running = asyncio.create_task(keeper.run())
         closing.push_async_callback(_cancelled, running)
-        address = await _start_servers(settings, cell, store_name, closing)
-        _announce(settings, cell, store_name, address)
         waiting = asyncio.create_task(stop.wait())
         await asyncio.wait({running, waiting}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -95,9 +110,15 @@ async def serve(settings: SchedulerSettings) -> None:
         log.info("scheduler stops")
 
 
+def collect_seldom() -> None:
+    """Set the process's garbage collector for a scheduler."""
+    gc.freeze()
+    gc.set_threshold(COLLECT_AFTER_OBJECTS, *COLLECT_OLDER_AFTER)
+
+
 async def _open_store(settings: SchedulerSettings, closing: AsyncExitStack) -> tuple[TurnStore, str]:
     if settings.store == "memory":
-        return MemoryStore(SystemClock()), "memory (turns are lost when this process ends)"
+        return MemoryStore(CLOCK), "memory (turns are lost when this process ends)"
     url, name = settings.redis_url, "redis"
     if not url:
         settings.data.mkdir(parents=True, exist_ok=True)
@@ -105,66 +126,119 @@ async def _open_store(settings: SchedulerSettings, closing: AsyncExitStack) -> t
         url = await embedded.start()
         closing.push_async_callback(embedded.stop)
         name = f"embedded redis in {settings.data / 'redis'}"
-    store = await RedisStore.open(url, cell=settings.cell, require_durable=not settings.allow_unsafe_redis)
+    store = await RedisStore.open(
+        url,
+        cell=settings.cell,
+        timing=_timing(settings),
+        require_durable=not settings.allow_unsafe_redis,
+    )
     for warning in store.warnings:
         log.warning("redis is not safe", why=warning)
     closing.push_async_callback(store.close)
     return store, name
 
 
-async def _open_cell(settings: SchedulerSettings, store: TurnStore) -> Cell:
-    """Wait for the cell's lease as long as another scheduler may hold it, then take over."""
-    while True:
+def _timing(settings: SchedulerSettings) -> RedisTiming:
+    """A server that is silent must be given up while the lease still holds."""
+    reply_timeout_s = max(REPLY_MIN_S, settings.store_lease_s / 2)
+    return RedisTiming(
+        connect_timeout_s=min(CONNECT_MAX_S, reply_timeout_s),
+        reply_timeout_s=reply_timeout_s,
+        replicas_min=settings.replicas_min,
+        replica_wait_s=reply_timeout_s / 2,
+    )
+
+
+async def _open_cell(settings: SchedulerSettings, store: TurnStore, address: str) -> Cell:
+    """Become the cell's scheduler; raises Leased while another one is."""
+    return await Cell.open(
+        store,
+        cell=settings.cell,
+        owner=f"{socket.gethostname()}|{address}",
+        clock=CLOCK,
+        ids=RandomIds(),
+        policy=policy_named(settings.policy),
+        limits=PolicyLimits(settings.alpha_tokens, settings.beta_tokens, settings.high_mark_factor),
+        bounds=ServiceBounds(
+            lease_s=settings.lease_s,
+            report_s=min(1.0, settings.lease_s / 3),
+            attempts_max=settings.attempts_max,
+            waiting_turns_max=settings.waiting_turns_max,
+        ),
+        store_lease_s=settings.store_lease_s,
+    )
+
+
+class Servers:
+    """gRPC and HTTP around one post. They listen from the start; who stands by says so."""
+
+    def __init__(self, settings: SchedulerSettings, store_name: str) -> None:
+        self._settings = settings
+        self._store_name = store_name
+        self._health = health_aio.HealthServicer()
+        self._led = False
+        self.post = Post(CLOCK, address="")
+
+    async def start(self, closing: AsyncExitStack) -> None:
+        """Bind the ports and serve; raises Refused(PORT_IN_USE)."""
+        settings, post = self._settings, self.post
+        server = grpc.aio.server(options=SERVER_OPTIONS)
+        turns_pb2_grpc.add_TurnsServicer_to_server(TurnsService(post), server)
+        agents_pb2_grpc.add_AgentsServicer_to_server(AgentsService(post), server)
+        admin_pb2_grpc.add_AdminServicer_to_server(AdminService(post, store_name=self._store_name), server)
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, server)
+        reflection.enable_server_reflection((*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME), server)
         try:
-            return await Cell.open(
-                store,
-                cell=settings.cell,
-                owner=f"{socket.gethostname()}|{settings.listen}",
-                clock=SystemClock(),
-                ids=RandomIds(),
-                policy=policy_named(settings.policy),
-                limits=PolicyLimits(settings.alpha_tokens, settings.beta_tokens, settings.high_mark_factor),
-                bounds=ServiceBounds(
-                    lease_s=settings.lease_s,
-                    report_s=min(1.0, settings.lease_s / 3),
-                    attempts_max=settings.attempts_max,
-                    waiting_turns_max=settings.waiting_turns_max,
-                ),
-                store_lease_s=settings.store_lease_s,
-            )
-        except Refused as error:
-            if error.reason != "LEASED":
-                raise
-            log.info("standing by", why=str(error))
-            await asyncio.sleep(min(error.retry_after_s, settings.store_lease_s))
+            port = server.add_insecure_port(settings.listen)
+        except RuntimeError as error:
+            raise _port_taken(settings.listen, str(error)) from error
+        post.address = settings.advertise or _dialable(settings.listen, port)
+        await self._set_health()
+        await server.start()
+        closing.push_async_callback(server.stop, STOP_GRACE_S)
+        closing.push_async_callback(self._health.enter_graceful_shutdown)
+        if settings.http:
+            await _start_http(settings.http, post, self._store_name, closing)
+
+    async def tell(self) -> None:
+        """Say to the health service, to who reads our output and in the ready file whether this scheduler leads."""
+        await self._set_health()
+        post, settings = self.post, self._settings
+        if post.is_active:
+            epoch = post.cell.core.tenure.epoch
+            what = f"epoch {epoch}, policy {settings.policy}, store {self._store_name}"
+            print(f"scheduler ready on {post.address} ({what})", flush=True)
+            self._write_ready_file("active", epoch)
+        else:
+            print(f"scheduler stands by on {post.address} (active: {post.active_address or 'not known'})", flush=True)
+            if self._led:  # a file that was never there would promise more than there is
+                self._write_ready_file("standby", 0)
+
+    async def _set_health(self) -> None:
+        """ "" is the process: it lives. The services serve where this scheduler is the active one."""
+        status = health_pb2.HealthCheckResponse
+        active = status.SERVING if self.post.is_active else status.NOT_SERVING
+        await self._health.set("", status(status=status.SERVING))
+        for name in SERVICES:
+            await self._health.set(name, status(status=active))
+
+    def _write_ready_file(self, role: str, epoch: int) -> None:
+        self._led = True
+        if self._settings.ready_file is not None:
+            body = {"address": self.post.address, "role": role, "epoch": epoch, "pid": os.getpid()}
+            _write_whole(self._settings.ready_file, json.dumps(body))
 
 
-async def _start_servers(settings: SchedulerSettings, cell: Cell, store_name: str, closing: AsyncExitStack) -> str:
-    server = grpc.aio.server(options=SERVER_OPTIONS)
-    turns_pb2_grpc.add_TurnsServicer_to_server(TurnsService(cell), server)
-    agents_pb2_grpc.add_AgentsServicer_to_server(AgentsService(cell), server)
-    admin_pb2_grpc.add_AdminServicer_to_server(AdminService(cell, store_name=store_name), server)
-    health = health_aio.HealthServicer()
-    health_pb2_grpc.add_HealthServicer_to_server(health, server)
-    for name in ("", *SERVICES):
-        await health.set(name, health_pb2.HealthCheckResponse.SERVING)
-    reflection.enable_server_reflection((*SERVICES, "grpc.health.v1.Health", reflection.SERVICE_NAME), server)
-    try:
-        port = server.add_insecure_port(settings.listen)
-    except RuntimeError as error:
-        raise _port_taken(settings.listen, str(error)) from error
-    await server.start()
-    closing.push_async_callback(server.stop, STOP_GRACE_S)
-    closing.push_async_callback(health.enter_graceful_shutdown)
-    if settings.http:
-        await _start_http(settings.http, cell, store_name, closing)
-    return f"{settings.listen.rpartition(':')[0]}:{port}"
+def _dialable(listen: str, port: int) -> str:
+    """Where others find this scheduler: an address that stands for all of the machine's is no address to dial."""
+    host = listen.rpartition(":")[0]
+    return f"{socket.gethostname() if host in EVERY_HOST else host}:{port}"
 
 
-async def _start_http(address: str, cell: Cell, store_name: str, closing: AsyncExitStack) -> None:
+async def _start_http(address: str, post: Post, store_name: str, closing: AsyncExitStack) -> None:
     _check_port(address)
     host, _, port = address.rpartition(":")
-    config = uvicorn.Config(build_http(cell, store_name), host=host, port=int(port), log_level="warning")
+    config = uvicorn.Config(build_http(post, store_name), host=host, port=int(port), log_level="warning")
     server = uvicorn.Server(config)
     task = asyncio.create_task(server._serve())  # serve() would take the signal handlers over
 
@@ -194,13 +268,6 @@ def _check_port(address: str) -> None:
 
 def _port_taken(address: str, why: str) -> Refused:
     return Refused(f"cannot listen on {address}: {why}", retry_after_s=1.0, reason="PORT_IN_USE")
-
-
-def _announce(settings: SchedulerSettings, cell: Cell, store_name: str, address: str) -> None:
-    epoch = cell.core.tenure.epoch
-    print(f"scheduler ready on {address} (epoch {epoch}, policy {settings.policy}, store {store_name})", flush=True)
-    if settings.ready_file is not None:
-        _write_whole(settings.ready_file, json.dumps({"address": address, "epoch": epoch, "pid": os.getpid()}))
 
 
 def _write_whole(path: Path, text: str) -> None:

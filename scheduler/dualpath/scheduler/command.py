@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 from pydantic import ValidationError
 
-from dualpath.model.errors import DualPathError, Stale
+from dualpath.model.errors import DualPathError
 
 EPILOG = """Examples:
 
@@ -16,7 +16,11 @@ EPILOG = """Examples:
 
   dualpath scheduler --redis-url redis://redis.internal:6379/0 --listen 0.0.0.0:7700
 
-Exit codes: 0 stopped, 2 wrong settings, 3 could not start, 4 deposed by another scheduler."""
+  dualpath scheduler --redis-url redis+sentinel://s1:26379,s2:26379,s3:26379/cell/0 --replicas-min 1
+
+A second scheduler with the same --cell and --redis-url stands by and takes over when the first one is lost.
+
+Exit codes: 0 stopped, 2 wrong settings, 3 could not start."""
 
 
 def register(app: typer.Typer) -> None:
@@ -26,10 +30,16 @@ def register(app: typer.Typer) -> None:
 
 def scheduler(
     listen: Annotated[str | None, typer.Option(help="host:port for clients and agents")] = None,
+    advertise: Annotated[str | None, typer.Option(help="host:port to dial this scheduler; default: --listen")] = None,
     http: Annotated[str | None, typer.Option(help="host:port for probes, /metrics and /status; off by default")] = None,
     cell: Annotated[str | None, typer.Option(help="name of the cell")] = None,
     data: Annotated[Path | None, typer.Option(help="folder of the embedded Redis")] = None,
-    redis_url: Annotated[str | None, typer.Option(help="use this Redis instead of an embedded one")] = None,
+    redis_url: Annotated[
+        str | None, typer.Option(help="use this Redis (or redis+sentinel://host:port,host:port/service) for the truth")
+    ] = None,
+    replicas_min: Annotated[
+        int | None, typer.Option(help="Redis replicas that must have a write before it counts")
+    ] = None,
     store: Annotated[str | None, typer.Option(help="redis or memory (memory loses all turns at exit)")] = None,
     allow_unsafe_redis: Annotated[
         bool | None, typer.Option("--allow-unsafe-redis", help="take a Redis that could lose accepted turns")
@@ -62,12 +72,6 @@ def scheduler(
     except DualPathError as error:
         print(f"error: {error}", file=sys.stderr)
         raise typer.Exit(3) from error
-    except BaseExceptionGroup as group:
-        stale = group.subgroup(Stale)
-        if stale is None:
-            raise
-        print("error: another scheduler has taken this cell over", file=sys.stderr)
-        raise typer.Exit(4) from group
 
 
 def main() -> None:

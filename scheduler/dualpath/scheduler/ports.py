@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from dualpath.model.errors import Refused
 from dualpath.scheduler.lifecycle.changes import ChangeSet, StoredCell
 
 
@@ -15,11 +16,21 @@ class Tenure:
     token: str  # "{epoch}:{uuid}": a store that lost its tail could hand out an epoch twice, never a token
 
 
+class Leased(Refused):
+    """Another owner's lease is alive. An owner is a name, then `|` and the address at which others dial it."""
+
+    default_reason = "LEASED"
+
+    def __init__(self, owner: str, *, retry_after_s: float) -> None:
+        super().__init__(f"the cell belongs to {owner}", retry_after_s=retry_after_s)
+        self.address = owner.rpartition("|")[2] if "|" in owner else ""
+
+
 class TurnStore(Protocol):
     """The truth about a cell's turns. Every write and sweep carries the tenure; a deposed one raises Stale."""
 
     async def acquire(self, owner: str, lease_s: float) -> Tenure:
-        """Become the writer. Raises Refused (with retry_after_s) while another owner's lease is alive."""
+        """Become the writer. Raises Leased (with retry_after_s) while another owner's lease is alive."""
         ...
 
     async def renew(self, tenure: Tenure, lease_s: float) -> None:
@@ -37,7 +48,8 @@ class TurnStore(Protocol):
     async def apply(self, changes: Sequence[ChangeSet], tenure: Tenure) -> None:
         """Apply change sets in order, all of them or none.
 
-        raises  Stale if the tenure is deposed, OutcomeUnknown if the connection broke after sending,
+        raises  Stale if the tenure is deposed or the store has lost writes of it,
+                OutcomeUnknown if the connection broke after sending,
                 Refused if nothing was written and a later try may succeed
         """
         ...

@@ -16,9 +16,11 @@ class SchedulerSettings(BaseSettings):
 
     cell: str = Field("default", pattern=r"^[A-Za-z0-9._-]{1,64}$")
     listen: str = "127.0.0.1:7700"
+    advertise: str = ""  # host:port at which clients and agents dial this one; empty: where it listens
     http: str = ""  # host:port of probes and metrics; empty: off
     data: Path = Path(".dualpath/scheduler")
-    redis_url: str = ""
+    redis_url: str = ""  # redis://, rediss://, unix:// or redis+sentinel://host:port,host:port/service/db
+    replicas_min: int = Field(0, ge=0, le=16)  # Redis replicas that must have a write before anybody hears of it
     store: Literal["redis", "memory"] = "redis"
     allow_unsafe_redis: bool = False  # take a Redis that could lose accepted turns, with a warning
     policy: str = "dualpath"

@@ -23,7 +23,9 @@ from dualpath.client import Client, TurnSpec
 from dualpath.client.traces import TraceSession, read_trace, select
 from dualpath.model.errors import Rejected
 
-Address = Annotated[str, typer.Option(envvar="DUALPATH_ADDRESS", help="host:port of the scheduler")]
+Address = Annotated[
+    str, typer.Option(envvar="DUALPATH_ADDRESS", help="host:port of the scheduler, several with commas")
+]
 Json = Annotated[bool, typer.Option("--json", help="print JSON for machines")]
 DEFAULT_ADDRESS = "127.0.0.1:7700"
 WATCH_S = 0.5

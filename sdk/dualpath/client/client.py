@@ -1,7 +1,8 @@
 """The client: one stream of many turns to the active scheduler, kept up through failures.
 
 A broken stream is dialled again, at every address given, and each unfinished turn is submitted again under the key it
-had: the scheduler knows the key and goes on with the same turn. A scheduler that dies and comes back costs time only.
+had, in the order of submission: the scheduler knows the key and goes on with the same turn. A scheduler that dies, or
+stands still, and another one that takes over cost time only.
 """
 
 import asyncio
@@ -28,10 +29,13 @@ from dualpath.v1 import (
 )
 from dualpath.wire import agents as wire
 from dualpath.wire.outbox import MESSAGE_OPTIONS, Outbox
+from dualpath.wire.rotation import GAP_S, Rotation
 from dualpath.wire.status import error_from_refusal, error_from_rpc
 
 CALL_S = 10.0  # a plain call takes at most this long
-BACKOFF_FIRST_S, BACKOFF_MAX_S = 0.05, 1.0
+MOVE_ON = ("UNAVAILABLE", "STANDBY", "DEADLINE_EXCEEDED")  # another address may answer
+SILENT_S = 3.0  # an active scheduler says something each second
+FIRST_WORD_SHARE = 1 / 6  # of that patience is had with the first word, which comes at once; doubles with each round
 REFUSALS_MAX = 200  # times a turn is offered again to an overloaded scheduler
 CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
@@ -47,23 +51,32 @@ CHANNEL_OPTIONS = (
 class Client:
     """Use as `async with Client("127.0.0.1:7700") as client`.
 
-    addresses       host:port of the scheduler, or several of which one is active
+    addresses       host:port of the scheduler, or several (a sequence, or separated by commas) of which one is active
     turns_max       turns under way at once; `submit` waits beyond that
     unreachable_s   give up when no scheduler could be reached for this long
+    silent_s        leave a scheduler that says nothing for this long while turns are under way
     """
 
-    def __init__(self, addresses: str | Sequence[str], *, turns_max: int = 4096, unreachable_s: float = 60.0) -> None:
-        self._addresses = tuple(addresses.split(",")) if isinstance(addresses, str) else tuple(addresses)
+    def __init__(
+        self,
+        addresses: str | Sequence[str],
+        *,
+        turns_max: int = 4096,
+        unreachable_s: float = 60.0,
+        silent_s: float = SILENT_S,
+    ) -> None:
+        self._chance = random.Random()
+        self._rotation = Rotation(addresses, chance=self._chance)
         self._unreachable_s = unreachable_s
+        self._silent_s = silent_s
+        self._heard_at_s = 0.0
         self._room = asyncio.Semaphore(turns_max)
         self._handles: dict[str, TurnHandle] = {}
         self._outgoing = Outbox[TurnHandle](2 * turns_max, _size_bytes)  # offered again, a turn may wait here twice
         self._work = asyncio.Event()
         self._channel: grpc.aio.Channel | None = None
-        self._at = 0
         self._task: asyncio.Task[None] | None = None
         self._retries: set[asyncio.Task[None]] = set()
-        self._chance = random.Random()
         self.reconnects = 0
 
     async def __aenter__(self) -> "Client":
@@ -138,46 +151,70 @@ class Client:
 
     async def _keep_stream(self) -> None:
         """Hold a stream, idle or not, and dial again when it breaks and turns are under way."""
-        wait_s, last_heard_s = BACKOFF_FIRST_S, time.monotonic()
+        last_heard_s = time.monotonic()
         while True:
             if not self._handles:
                 self._work.clear()
                 await self._work.wait()
                 last_heard_s = time.monotonic()
-            heard, error = await self._run_stream()
+            channel = self._open_channel()
+            heard, error = await self._run_stream(channel)
             if heard:
-                wait_s, last_heard_s = BACKOFF_FIRST_S, time.monotonic()
+                self._rotation.good()
+                last_heard_s = self._heard_at_s
             if self._handles and time.monotonic() - last_heard_s > self._unreachable_s:
                 self._give_up(error)
             self.reconnects += 1
-            self._at += 1
-            await self._drop_channel()
-            await asyncio.sleep(wait_s * self._chance.uniform(0.5, 1.5))
-            wait_s = min(2 * wait_s, BACKOFF_MAX_S)
+            await asyncio.sleep(await self._leave(channel))
 
-    async def _run_stream(self) -> tuple[bool, DualPathError | None]:
+    async def _run_stream(self, channel: "grpc.aio.Channel") -> tuple[bool, DualPathError | None]:
         """One stream from dialling to its end; True if anything was heard on it."""
-        heard = False
         self._outgoing.clear()
         for handle in self._handles.values():
             self._outgoing.put(handle)
-        call = turns_pb2_grpc.TurnsStub(self._open_channel()).SubmitMany()
-        writer = asyncio.create_task(self._write(call))
+        began_s = self._heard_at_s = time.monotonic()
+        call = turns_pb2_grpc.TurnsStub(channel).SubmitMany()
+        reading = asyncio.create_task(self._read(call))
+        others = [asyncio.create_task(self._write(call)), asyncio.create_task(self._listen())]
+        error: DualPathError | None = None
         try:
-            while (batch := await call.read()) is not grpc.aio.EOF:
-                heard = True
-                for event in batch.events:
-                    self._take(event)
-            await call.code()
-            return heard, None
-        except grpc.aio.AioRpcError as error:
-            return heard, error_from_rpc(error)
+            # a stream that broke shows itself in read() as well, so the writer's end alone ends nothing
+            await asyncio.wait({reading, others[1]}, return_when=asyncio.FIRST_COMPLETED)
+            if not reading.done():
+                error = others[1].result()
+            elif not reading.cancelled():  # it is where a plain call has turned to another address
+                reading.result()
+        except grpc.aio.AioRpcError as ended:
+            error = error_from_rpc(ended)
         finally:
-            writer.cancel()
-            await asyncio.wait([writer])
-            if not writer.cancelled():
-                writer.exception()  # seen: a broken stream shows itself in read() as well
+            for task in (reading, *others):
+                task.cancel()
+            await asyncio.wait([reading, *others])
+            for task in others:
+                if not task.cancelled():
+                    task.exception()  # seen
             call.cancel()
+        return self._heard_at_s > began_s, error
+
+    async def _read(self, call: "grpc.aio.StreamStreamCall") -> None:
+        while (batch := await call.read()) is not grpc.aio.EOF:
+            self._heard_at_s = time.monotonic()
+            for event in batch.events:
+                self._take(event)
+
+    async def _listen(self) -> DualPathError:
+        """Return when the scheduler was silent: its first word comes at once, and then one each second, news or not.
+
+        For the first word there is less patience, since an address that stands still may be dialled several times.
+        """
+        began_s = self._heard_at_s
+        silent_s = min(self._silent_s, self._silent_s * FIRST_WORD_SHARE * 2**self._rotation.rounds)
+        while (left_s := self._heard_at_s + silent_s - time.monotonic()) > 0:
+            await asyncio.sleep(left_s)
+            if self._heard_at_s > began_s:
+                silent_s = self._silent_s
+        message = f"scheduler {self._rotation.address} said nothing for {silent_s:g} s"
+        return Refused(message, retry_after_s=0.0, reason="UNAVAILABLE")
 
     async def _write(self, call: "grpc.aio.StreamStreamCall") -> None:
         while True:
@@ -218,7 +255,7 @@ class Client:
 
     def _give_up(self, error: DualPathError | None) -> None:
         why = f": {error}" if error else ""
-        message = f"no scheduler reached at {', '.join(self._addresses)} for {self._unreachable_s:g} s{why}"
+        message = f"no scheduler reached at {', '.join(self._rotation.addresses)} for {self._unreachable_s:g} s{why}"
         for handle in list(self._handles.values()):
             handle.fail(Refused(message, retry_after_s=1.0, reason="UNAVAILABLE"))
             self._finish(handle)
@@ -227,9 +264,16 @@ class Client:
 
     def _open_channel(self) -> "grpc.aio.Channel":
         if self._channel is None:
-            address = self._addresses[self._at % len(self._addresses)].strip()
-            self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
+            self._channel = grpc.aio.insecure_channel(self._rotation.address, options=CHANNEL_OPTIONS)
         return self._channel
+
+    async def _leave(self, channel: "grpc.aio.Channel") -> float:
+        """Turn to the next address, unless that was done; returns the seconds to wait before it is dialled."""
+        if channel is not self._channel:
+            return GAP_S
+        wait_s = self._rotation.move()
+        await self._drop_channel()
+        return wait_s
 
     async def _drop_channel(self) -> None:
         channel, self._channel = self._channel, None
@@ -237,19 +281,34 @@ class Client:
             await channel.close()
 
     async def _call(self, method: Callable[["grpc.aio.Channel"], Any], request: Message) -> Message:
-        """A plain call, tried at each address; raises our errors."""
-        for attempt in range(len(self._addresses)):
+        """A plain call, tried at each address, and again for CALL_S while a scheduler stands by; raises our errors."""
+        ends_at_s, awaited, asked = time.monotonic() + CALL_S, False, set[str]()
+        several = len(self._rotation.addresses) > 1
+        while True:
+            channel, address = self._open_channel(), self._rotation.address  # the stream turns to another one, too
+            left_s = ends_at_s - time.monotonic()
             try:
-                reply: Message = await method(self._open_channel())(request, timeout=CALL_S)
+                # a scheduler that stands still is left for the next one; a lone one gets all the time there is
+                reply: Message = await method(channel)(request, timeout=min(left_s, SILENT_S) if several else left_s)
             except grpc.aio.AioRpcError as error:
                 translated = error_from_rpc(error)
-                if translated.reason != "UNAVAILABLE" or attempt == len(self._addresses) - 1:
+                if translated.reason not in MOVE_ON or (translated.reason == "DEADLINE_EXCEEDED" and not several):
                     raise translated from error
-                self._at += 1
-                await self._drop_channel()
+                asked.add(address)
+                awaited = awaited or translated.reason != "UNAVAILABLE"
+                wait_s = await self._leave(channel)
+                nobody = not awaited and asked.issuperset(self._rotation.addresses)
+                if nobody or time.monotonic() + wait_s >= ends_at_s:
+                    raise translated from error
+                await asyncio.sleep(wait_s)
+            except asyncio.CancelledError:
+                task = asyncio.current_task()
+                if channel is self._channel or task is None or task.cancelling():
+                    raise
+                # nobody cancelled this call: it lost its channel as another one turned to the next address
             else:
+                self._rotation.good()
                 return reply
-        raise AssertionError("a client has at least one address")
 
     async def _stream_tokens(self, event: TurnEvent, offset: int) -> AsyncIterator[tuple[int, tuple[int, ...]]]:
         request = peers_pb2.StreamTokens(turn_id=event.turn_id, attempt=event.attempt, offset=offset)

@@ -2,6 +2,7 @@
 
 DualPathError
 ├── Refused          come later (carries retry_after_s)
+│   └── Standby      another scheduler leads the cell: dial that one
 ├── Rejected         fix the input (carries field, found, wanted)
 │   └── BlockSizeError
 ├── Stale            ownership lost: stop acting
@@ -31,6 +32,15 @@ class Refused(DualPathError):
     def __init__(self, message: str, *, retry_after_s: float, reason: str | None = None) -> None:
         super().__init__(message, reason=reason)
         self.retry_after_s = retry_after_s
+
+
+class Standby(Refused):
+    """This scheduler does not lead the cell. The message names the one that does, where it is known."""
+
+    default_reason = "STANDBY"
+
+    def __init__(self, message: str, *, retry_after_s: float = 0.1) -> None:
+        super().__init__(message, retry_after_s=retry_after_s)
 
 
 class Rejected(DualPathError):

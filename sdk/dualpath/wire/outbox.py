@@ -29,6 +29,7 @@ class Outbox(Generic[Item]):
         self._items_max = items_max
         self._size_bytes = size_bytes
         self._arrived = asyncio.Event()
+        self._nudged = False
 
     def __len__(self) -> int:
         return len(self._items)
@@ -41,14 +42,22 @@ class Outbox(Generic[Item]):
         self._arrived.set()
         return True
 
+    def nudge(self) -> None:
+        """Let `take` return at once, with an empty batch where nothing waits: a message that says only "I live"."""
+        self._nudged = True
+        self._arrived.set()
+
     def clear(self) -> None:
         self._items.clear()
 
     async def take(self) -> list[Item]:
-        """The next batch, as soon as there is an item at all."""
-        while not self._items:
+        """The next batch, as soon as there is an item at all or a nudge."""
+        while not self._items and not self._nudged:
             self._arrived.clear()
             await self._arrived.wait()
+        self._nudged = False
+        if not self._items:
+            return []
         batch = [self._items.popleft()]
         if not self._items:
             return batch

@@ -4,7 +4,7 @@ import grpc
 from google.rpc import error_details_pb2
 from grpc_status import rpc_status
 
-from dualpath.model.errors import Broken, DualPathError, OutcomeUnknown, Refused, Rejected, Stale
+from dualpath.model.errors import Broken, DualPathError, OutcomeUnknown, Refused, Rejected, Stale, Standby
 from dualpath.v1 import turns_pb2
 
 UNAVAILABLE_RETRY_S = 0.5
@@ -49,6 +49,8 @@ def _build(
             return Rejected(message, field=field, reason="MESSAGE_TOO_LARGE")
         case grpc.StatusCode.RESOURCE_EXHAUSTED:
             return Refused(message, retry_after_s=retry_after_s or UNAVAILABLE_RETRY_S, reason=reason)
+        case grpc.StatusCode.UNAVAILABLE if reason == Standby.default_reason:
+            return Standby(message, retry_after_s=retry_after_s or UNAVAILABLE_RETRY_S)
         case grpc.StatusCode.UNAVAILABLE | grpc.StatusCode.CANCELLED:
             return Refused(message, retry_after_s=UNAVAILABLE_RETRY_S, reason="UNAVAILABLE")
         case grpc.StatusCode.INVALID_ARGUMENT:

@@ -11,6 +11,7 @@ from dualpath.scheduler.api.status import abort
 from dualpath.scheduler.lifecycle.engines import GroupEntry
 from dualpath.scheduler.policy.registry import policy_named
 from dualpath.scheduler.service.cell import Cell
+from dualpath.scheduler.service.post import Post
 from dualpath.v1 import admin_pb2, admin_pb2_grpc, agents_pb2
 from dualpath.wire import agents as wire
 
@@ -18,32 +19,39 @@ from dualpath.wire import agents as wire
 class AdminService(admin_pb2_grpc.AdminServicer):
     """Thin: read the ledger, translate."""
 
-    def __init__(self, cell: Cell, *, store_name: str) -> None:
-        self._cell = cell
+    def __init__(self, post: Post, *, store_name: str) -> None:
+        self._post = post
         self._store_name = store_name
 
     async def Status(
         self, request: admin_pb2.StatusRequest, context: "grpc.aio.ServicerContext"
     ) -> admin_pb2.CellStatus:
-        return cell_status(self._cell, self._store_name)
+        return await self._status(context)
 
     async def DrainGroup(
         self, request: admin_pb2.DrainGroupRequest, context: "grpc.aio.ServicerContext"
     ) -> admin_pb2.CellStatus:
         try:
-            self._cell.leases.ask_to_drain(GroupId(request.group_id), request.deadline_s)
+            self._post.cell.leases.ask_to_drain(GroupId(request.group_id), request.deadline_s)
         except DualPathError as error:
             await abort(context, error)
-        return cell_status(self._cell, self._store_name)
+        return await self._status(context)
 
     async def SetPolicy(
         self, request: admin_pb2.SetPolicyRequest, context: "grpc.aio.ServicerContext"
     ) -> admin_pb2.CellStatus:
         try:
-            self._cell.set_policy(policy_named(request.policy))
+            self._post.cell.set_policy(policy_named(request.policy))
         except DualPathError as error:
             await abort(context, error)
-        return cell_status(self._cell, self._store_name)
+        return await self._status(context)
+
+    async def _status(self, context: "grpc.aio.ServicerContext") -> admin_pb2.CellStatus:
+        try:
+            return cell_status(self._post.cell, self._store_name)
+        except DualPathError as error:
+            await abort(context, error)
+            raise
 
 
 def cell_status(cell: Cell, store_name: str) -> admin_pb2.CellStatus:

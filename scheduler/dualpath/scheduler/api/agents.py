@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Iterable
 import grpc
 import structlog
 
-from dualpath.model.errors import DualPathError, Rejected
+from dualpath.model.errors import DualPathError, Rejected, Standby
 from dualpath.model.ids import BlockKey, EngineId, GroupId, Namespace, NodeId, TurnId
 from dualpath.model.load import EngineCapacity, NodeInfo
 from dualpath.scheduler.api.status import abort
@@ -21,6 +21,7 @@ from dualpath.scheduler.service.messages import (
     SendPlan,
     SendStale,
 )
+from dualpath.scheduler.service.post import Post
 from dualpath.v1 import agents_pb2, agents_pb2_grpc
 from dualpath.wire import agents as wire
 from dualpath.wire.outbox import Outbox
@@ -42,6 +43,9 @@ class WorkStream:
         if not self.frames.put(_frame_of(message)):
             self.close()
 
+    def beat(self) -> None:
+        self.frames.nudge()
+
     def close(self) -> None:
         self.ended.set()
 
@@ -49,8 +53,8 @@ class WorkStream:
 class AgentsService(agents_pb2_grpc.AgentsServicer):
     """Thin: check the Hello, then pass frames to the cell."""
 
-    def __init__(self, cell: Cell) -> None:
-        self._cell = cell
+    def __init__(self, post: Post) -> None:
+        self._post = post
 
     async def Work(
         self, request_iterator: AsyncIterator[agents_pb2.FromGroupBatch], context: "grpc.aio.ServicerContext"
@@ -58,31 +62,38 @@ class AgentsService(agents_pb2_grpc.AgentsServicer):
         first = await anext(request_iterator, agents_pb2.FromGroupBatch())
         stream = WorkStream()
         try:
-            hello, running = self._hello(first.frames[0] if first.frames else None)
-            self._cell.leases.join(hello, running, stream)
+            cell = self._post.cell
+            hello, running = self._hello(first.frames[0] if first.frames else None, cell.core.cell)
+            cell.leases.join(hello, running, stream)
         except DualPathError as error:
-            log.warning("group refused", why=str(error))
+            if not isinstance(error, Standby):  # each group asks here whenever it looks for the active one
+                log.warning("group refused", why=str(error))
             await abort(context, error)
             return
         log.info("group joined", group=hello.group_id, role=hello.role.value, running=len(running))
         try:
+            self._post.enter(stream)
             # once joined: who is welcomed is in the status
-            await context.write(agents_pb2.ToGroupBatch(frames=[self._welcome()]))
-            self._take_all(first.frames[1:], hello)
-            await self._exchange(request_iterator, context, hello, stream)
+            await context.write(agents_pb2.ToGroupBatch(frames=[self._welcome(cell)]))
+            self._take_all(cell, first.frames[1:], hello)
+            await self._exchange(request_iterator, context, cell, hello, stream)
         finally:
-            self._cell.leases.left(hello.group_id, stream)
+            self._post.leave(stream)
+            cell.leases.left(hello.group_id, stream)
             log.info("group's stream ended", group=hello.group_id)
+        if not self._post.leads(cell):
+            await abort(context, self._post.standby())
 
     async def _exchange(
         self,
         request_iterator: AsyncIterator[agents_pb2.FromGroupBatch],
         context: "grpc.aio.ServicerContext",
+        cell: Cell,
         hello: GroupHello,
         stream: WorkStream,
     ) -> None:
         """Frames both ways until either direction or the lease ends."""
-        reading = asyncio.create_task(self._read(request_iterator, hello))
+        reading = asyncio.create_task(self._read(request_iterator, cell, hello))
         writing = asyncio.create_task(_write(stream, context))
         ended = asyncio.create_task(stream.ended.wait())
         tasks: set[asyncio.Task[object]] = {reading, writing, ended}
@@ -92,8 +103,8 @@ class AgentsService(agents_pb2_grpc.AgentsServicer):
             for task in tasks:
                 task.cancel()
 
-    def _welcome(self) -> agents_pb2.ToGroup:
-        core = self._cell.core
+    def _welcome(self, cell: Cell) -> agents_pb2.ToGroup:
+        core = cell.core
         return agents_pb2.ToGroup(
             welcome=agents_pb2.Welcome(
                 scheduler_epoch=core.tenure.epoch,
@@ -103,15 +114,15 @@ class AgentsService(agents_pb2_grpc.AgentsServicer):
             )
         )
 
-    def _hello(self, first: agents_pb2.FromGroup | None) -> tuple[GroupHello, tuple[AttemptKey, ...]]:
+    def _hello(self, first: agents_pb2.FromGroup | None, cell: str) -> tuple[GroupHello, tuple[AttemptKey, ...]]:
         """raises Rejected naming what was found and what was wanted"""
         if first is None or not first.HasField("hello"):
             raise _unfit("frame", "the first frame is not Hello", "Hello")
         pb = first.hello
         if pb.protocol_version != PROTOCOL_VERSION:
             raise _unfit("protocol_version", f"is {pb.protocol_version}", f"{PROTOCOL_VERSION}")
-        if pb.cell != self._cell.core.cell:
-            raise _unfit("cell", f"is {pb.cell!r}", f"{self._cell.core.cell!r}")
+        if pb.cell != cell:
+            raise _unfit("cell", f"is {pb.cell!r}", f"{cell!r}")
         if not pb.group_id or pb.agent_epoch == 0:
             raise _unfit("group_id", f"is {pb.group_id!r} with epoch {pb.agent_epoch}", "a name and an epoch above 0")
         if not 1 <= len(pb.nodes) <= NODES_MAX or not all(node.address and node.node_id for node in pb.nodes):
@@ -124,20 +135,20 @@ class AgentsService(agents_pb2_grpc.AgentsServicer):
             raise _unfit("layout_hash", f"is {pb.layout_hash!r}, block_tokens {pb.block_tokens}", "both set")
         return _hello_of(pb), tuple(_key(ref) for ref in pb.running)
 
-    async def _read(self, batches: AsyncIterator[agents_pb2.FromGroupBatch], hello: GroupHello) -> None:
+    async def _read(self, batches: AsyncIterator[agents_pb2.FromGroupBatch], cell: Cell, hello: GroupHello) -> None:
         async for batch in batches:
-            self._cell.leases.heard(hello.group_id)
-            self._take_all(batch.frames, hello)
+            cell.leases.heard(hello.group_id)
+            self._take_all(cell, batch.frames, hello)
 
-    def _take_all(self, frames: Iterable[agents_pb2.FromGroup], hello: GroupHello) -> None:
+    def _take_all(self, cell: Cell, frames: Iterable[agents_pb2.FromGroup], hello: GroupHello) -> None:
         for frame in frames:
             try:
-                self._take(frame, hello)
+                self._take(cell, frame, hello)
             except DualPathError as error:
                 log.error("frame not taken", group=hello.group_id, reason=error.reason, why=str(error))
 
-    def _take(self, frame: agents_pb2.FromGroup, hello: GroupHello) -> None:
-        cell, group_id = self._cell, hello.group_id
+    def _take(self, cell: Cell, frame: agents_pb2.FromGroup, hello: GroupHello) -> None:
+        group_id = hello.group_id
         match frame.WhichOneof("frame"):
             case "report":
                 report = wire.report_from_wire(frame.report, group_id, hello.agent_epoch)
@@ -159,7 +170,7 @@ class AgentsService(agents_pb2_grpc.AgentsServicer):
                 back = frame.handback
                 cell.settle.handback(group_id, _key(back.attempt), back.reason, back.message)
             case "draining":
-                cell.leases.draining(group_id)
+                cell.leases.draining(group_id, hello.agent_epoch)
 
 
 async def _write(stream: WorkStream, context: "grpc.aio.ServicerContext") -> None:

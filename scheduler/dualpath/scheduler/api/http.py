@@ -1,13 +1,15 @@
 """Probes, metrics and status over HTTP, on a port of its own that is off by default."""
 
-from fastapi import FastAPI, Response
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import JSONResponse
 from google.protobuf.json_format import MessageToDict
 from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from dualpath.model.errors import Standby
 from dualpath.scheduler.api.admin import cell_status
-from dualpath.scheduler.service.cell import Cell
+from dualpath.scheduler.service.post import Post
 from dualpath.v1 import admin_pb2
 
 COUNTERS = ("accepted", "committed", "failed", "cancelled", "attempts_returned", "stale_commits")
@@ -17,13 +19,17 @@ NIC_COUNTERS = ("snic_read_bytes", "snic_written_bytes", "cnic_sent_bytes", "cni
 class CellCollector(Collector):
     """Reads the cell when scraped: nothing is counted twice and a scrape costs nothing in between."""
 
-    def __init__(self, cell: Cell, store_name: str) -> None:
-        self._cell = cell
+    def __init__(self, post: Post, store_name: str) -> None:
+        self._post = post
         self._store_name = store_name
 
     def collect(self):  # type: ignore[no-untyped-def]
         """One family per number of the status, with bounded labels (engine, node, side, line)."""
-        status = cell_status(self._cell, self._store_name)
+        active = self._post.is_active
+        yield GaugeMetricFamily("dualpath_scheduler_active", "1 where this scheduler leads the cell", value=int(active))
+        if not active:
+            return
+        status = cell_status(self._post.cell, self._store_name)
         for name in COUNTERS:
             yield CounterMetricFamily(f"dualpath_turns_{name}", f"turns {name}", value=getattr(status, name))
         reads = CounterMetricFamily("dualpath_reads", "turns whose hit KV was read on a side", labels=["read_side"])
@@ -58,10 +64,16 @@ def _loads(status: admin_pb2.CellStatus):  # type: ignore[no-untyped-def]
     yield nics
 
 
-def build_http(cell: Cell, store_name: str) -> FastAPI:
+def build_http(post: Post, store_name: str) -> FastAPI:
+    """Alive is every scheduler that answers, ready only the active one."""
     app = FastAPI(title="DualPath scheduler", docs_url="/docs", redoc_url=None)
     registry = CollectorRegistry()
-    registry.register(CellCollector(cell, store_name))
+    registry.register(CellCollector(post, store_name))
+
+    @app.exception_handler(Standby)
+    def standby(request: Request, error: Standby) -> JSONResponse:
+        body = {"status": "standby", "active": post.active_address, "message": str(error)}
+        return JSONResponse(body, status_code=503)
 
     @app.get("/healthz")
     def healthz() -> dict[str, str]:
@@ -70,12 +82,12 @@ def build_http(cell: Cell, store_name: str) -> FastAPI:
 
     @app.get("/readyz")
     def readyz() -> dict[str, str]:
-        """This scheduler is the cell's active one: only then does this port exist."""
-        return {"status": "ok", "cell": cell.core.cell}
+        """This scheduler is the cell's active one."""
+        return {"status": "ok", "cell": post.cell.core.cell}
 
     @app.get("/status")
     def status() -> dict[str, object]:
-        return MessageToDict(cell_status(cell, store_name), preserving_proto_field_name=True)
+        return MessageToDict(cell_status(post.cell, store_name), preserving_proto_field_name=True)
 
     @app.get("/metrics")
     def metrics() -> Response:

@@ -6,7 +6,7 @@ from google.protobuf.message import Message
 from google.rpc import code_pb2, error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
-from dualpath.model.errors import Broken, DualPathError, OutcomeUnknown, Refused, Rejected, Stale
+from dualpath.model.errors import Broken, DualPathError, OutcomeUnknown, Refused, Rejected, Stale, Standby
 
 DOMAIN = "dualpath.dev"
 
@@ -14,6 +14,8 @@ DOMAIN = "dualpath.dev"
 def code_of(error: DualPathError) -> int:
     """The google.rpc code of an error; the same number as gRPC's."""
     match error:
+        case Standby():
+            return int(code_pb2.UNAVAILABLE)
         case Refused():
             return int(code_pb2.RESOURCE_EXHAUSTED)
         case Rejected(reason="UNKNOWN_TURN"):

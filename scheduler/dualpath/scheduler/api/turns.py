@@ -11,33 +11,33 @@ from dualpath.model.turn import TurnState
 from dualpath.scheduler.api.convert import decisions_of, event_of, record_of, refusal_of, submission_of
 from dualpath.scheduler.api.status import abort
 from dualpath.scheduler.lifecycle.records import TurnEntry
-from dualpath.scheduler.service.cell import Cell
 from dualpath.scheduler.service.events import Watcher
 from dualpath.scheduler.service.messages import Refusal, TurnNews
+from dualpath.scheduler.service.post import Post
 from dualpath.v1 import turns_pb2, turns_pb2_grpc
 
 
 class TurnsService(turns_pb2_grpc.TurnsServicer):
     """Thin: translate, call the cell, translate back."""
 
-    def __init__(self, cell: Cell) -> None:
-        self._cell = cell
+    def __init__(self, post: Post) -> None:
+        self._post = post
 
     async def Submit(
         self, request: turns_pb2.SubmitTurn, context: "grpc.aio.ServicerContext"
     ) -> AsyncIterator[turns_pb2.TurnEvent]:
         try:
-            entry = await self._cell.intake.submit(submission_of(request))
+            entry = await self._post.within(self._post.cell.intake.submit(submission_of(request)))
         except DualPathError as error:
             await abort(context, error)
             return
-        async for event in self._follow(entry):
+        async for event in self._follow(entry, context):
             yield event
 
     async def SubmitMany(
         self, request_iterator: AsyncIterator[turns_pb2.SubmitBatch], context: "grpc.aio.ServicerContext"
     ) -> AsyncIterator[turns_pb2.EventBatch]:
-        stream = _ManyStream(self._cell)
+        stream = await self._open(context)
         taking = asyncio.create_task(stream.take(request_iterator))
         try:
             async for events in stream.events():
@@ -45,12 +45,13 @@ class TurnsService(turns_pb2_grpc.TurnsServicer):
         finally:
             taking.cancel()
             stream.close()
+        await self._check(stream, context)
 
     async def Watch(
         self, request: turns_pb2.TurnRef, context: "grpc.aio.ServicerContext"
     ) -> AsyncIterator[turns_pb2.TurnEvent]:
         entry = await self._find(request, context)
-        async for event in self._follow(entry):
+        async for event in self._follow(entry, context):
             yield event
 
     async def Get(self, request: turns_pb2.TurnRef, context: "grpc.aio.ServicerContext") -> turns_pb2.TurnRecord:
@@ -58,13 +59,17 @@ class TurnsService(turns_pb2_grpc.TurnsServicer):
 
     async def Cancel(self, request: turns_pb2.TurnRef, context: "grpc.aio.ServicerContext") -> turns_pb2.TurnRecord:
         entry = await self._find(request, context)
-        record = record_of(self._cell.settle.cancel(entry.turn.turn_id))
-        await self._cell.core.journal.drained()
+        try:
+            cell = self._post.cell
+            record = record_of(cell.settle.cancel(entry.turn.turn_id))
+            await self._post.within(cell.core.journal.drained())
+        except DualPathError as error:
+            await abort(context, error)
         return record
 
     async def Explain(self, request: turns_pb2.TurnRef, context: "grpc.aio.ServicerContext") -> turns_pb2.Explanation:
         entry = await self._find(request, context)
-        standing = self._cell.standing(entry)
+        standing = self._post.cell.standing(entry)
         return turns_pb2.Explanation(
             turn=record_of(entry),
             place_in_line=standing.place,
@@ -72,9 +77,11 @@ class TurnsService(turns_pb2_grpc.TurnsServicer):
             decisions=decisions_of(entry),
         )
 
-    async def _follow(self, entry: TurnEntry) -> AsyncIterator[turns_pb2.TurnEvent]:
+    async def _follow(
+        self, entry: TurnEntry, context: "grpc.aio.ServicerContext"
+    ) -> AsyncIterator[turns_pb2.TurnEvent]:
         """The turn as it is now, then its news to the end."""
-        stream = _ManyStream(self._cell)
+        stream = await self._open(context)
         stream.follow(entry)
         stream.all_taken = True
         try:
@@ -83,10 +90,23 @@ class TurnsService(turns_pb2_grpc.TurnsServicer):
                     yield event
         finally:
             stream.close()
+        await self._check(stream, context)
+
+    async def _open(self, context: "grpc.aio.ServicerContext") -> "_ManyStream":
+        try:
+            return _ManyStream(self._post)
+        except DualPathError as error:
+            await abort(context, error)
+            raise
+
+    async def _check(self, stream: "_ManyStream", context: "grpc.aio.ServicerContext") -> None:
+        """A stream that ended because the post was left ends with the error that says so."""
+        if not self._post.leads(stream.cell):
+            await abort(context, self._post.standby())
 
     async def _find(self, request: turns_pb2.TurnRef, context: "grpc.aio.ServicerContext") -> TurnEntry:
         try:
-            return self._cell.find(turn_id=request.turn_id, idempotency_key=request.idempotency_key)
+            return self._post.cell.find(turn_id=request.turn_id, idempotency_key=request.idempotency_key)
         except DualPathError as error:
             await abort(context, error)
             raise
@@ -95,20 +115,24 @@ class TurnsService(turns_pb2_grpc.TurnsServicer):
 class _ManyStream:
     """The turns one stream follows, and the one buffer their news come through."""
 
-    def __init__(self, cell: Cell) -> None:
-        self._cell = cell
-        self._watcher: Watcher = cell.core.hub.watcher()
+    def __init__(self, post: Post) -> None:
+        """raises Standby"""
+        self.cell = post.cell
+        self._post = post
+        self._watcher: Watcher = self.cell.core.hub.watcher()
         self._followed: dict[TurnId, None] = {}
         self._accepting = 0
         self._closed = False
         self.all_taken = False
+        post.enter(self._watcher)
+        self._watcher.beat()  # the client hears at once that it came to the active scheduler
 
     async def take(self, batches: AsyncIterator[turns_pb2.SubmitBatch]) -> None:
         """Accept submissions as they come, in their order; those of a batch share the store's commits."""
         async for batch in batches:
             for request in batch.turns:
                 self._accept(request)
-            await self._cell.core.journal.room()
+            await self.cell.core.journal.room()
         self.all_taken = True
         self._close_if_done()
 
@@ -116,10 +140,10 @@ class _ManyStream:
         """raises Refused if too many clients follow this turn"""
         turn_id = entry.turn.turn_id
         if not entry.state.is_terminal:
-            self._cell.core.hub.follow(turn_id, self._watcher)
+            self.cell.core.hub.follow(turn_id, self._watcher)
         self._followed[turn_id] = None
         decoding = entry.state is TurnState.DECODING
-        self._watcher.push(self._cell.core.news(entry, first_token=decoding))
+        self._watcher.push(self.cell.core.news(entry, first_token=decoding))
 
     async def events(self) -> AsyncIterator[list[turns_pb2.TurnEvent]]:
         """News to the end of the last turn."""
@@ -138,8 +162,9 @@ class _ManyStream:
 
     def close(self) -> None:
         self._closed = True
+        self._post.leave(self._watcher)
         for turn_id in self._followed:
-            self._cell.core.hub.unfollow(turn_id, self._watcher)
+            self.cell.core.hub.unfollow(turn_id, self._watcher)
         self._watcher.close()
 
     def _close_if_done(self) -> None:
@@ -148,7 +173,7 @@ class _ManyStream:
 
     def _accept(self, request: turns_pb2.SubmitTurn) -> None:
         try:
-            self._cell.intake.accept(submission_of(request), self._accepted)
+            self.cell.intake.accept(submission_of(request), self._accepted)
             self._accepting += 1
         except DualPathError as error:
             self._watcher.push(Refusal(request.idempotency_key, error))

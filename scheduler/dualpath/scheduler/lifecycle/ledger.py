@@ -25,7 +25,7 @@ from dualpath.scheduler.lifecycle.lines import Line
 from dualpath.scheduler.lifecycle.loads import Loads
 from dualpath.scheduler.lifecycle.records import DecisionNote, Held, Seat, TurnEntry
 from dualpath.scheduler.lifecycle.table import Event, next_state
-from dualpath.scheduler.lifecycle.unstored import unstored
+from dualpath.scheduler.lifecycle.unstored import count_as_stored, unstored
 from dualpath.scheduler.policy.snapshot import (
     DecodeSnapshot,
     GroupView,
@@ -233,7 +233,7 @@ class Ledger:
         entry.note(note)
         entry.attempt += 1
         entry.pe = entry.de = entry.de_group = entry.read_side = None
-        entry.assignment, entry.agent_epochs, entry.prefill_done = 0, {}, False
+        entry.assignment, entry.agent_epochs, entry.prefill_done, entry.told_again = 0, {}, False, False
         self.counts.attempts_returned += 1
         self._join(self.prefill_fifo, entry)
 
@@ -311,7 +311,8 @@ class Ledger:
         for entry in ledger.open_turns():
             entry.prefill_done = entry.state.is_running and "prefill_tokens" not in entry.held
         for entry in ledger.turns.values():
-            ledger.unstored(entry.turn.turn_id)  # all of it came from the store
+            line = ledger.line_of(entry)
+            count_as_stored(entry, line.name if line is not None else None)
         found = {name: tuple(turn for _, turn in line) for name, line in stored.lines.items() if line}
         wanted = {line.name: tuple(line) for line in ledger.lines() if len(line)}
         if found != wanted:

@@ -80,6 +80,7 @@ class TurnEntry:
     assignment: int = 0  # number of the plan; 0 before there is one
     agent_epochs: dict[str, int] = field(default_factory=dict)  # group -> epoch its plan was made for
     prefill_done: bool = False  # not in the record: the PE's own record is closed then
+    told_again: bool = False  # not in the record: the PE got the plan of this attempt more than once
     result: TurnResult | None = None
     ended_at_s: float = 0.0
     notes: list[DecisionNote] = field(default_factory=list)
@@ -97,6 +98,11 @@ class TurnEntry:
         self.notes.append(decision)
         if len(self.notes) > DECISIONS_MAX:
             del self.notes[0]
+
+    @property
+    def is_stored_whole(self) -> bool:
+        """Whether what the store last took of this turn is where it stands now."""
+        return self.notes_stored == self.notes_made
 
     @property
     def decisions(self) -> list[DecisionNote]:
@@ -196,7 +202,7 @@ def decode_prompt(prompt: bytes) -> tuple[tuple[int, ...], tuple[BlockKey, ...]]
     tokens, keys = _COUNTS.unpack_from(body)
     at = _COUNTS.size + 4 * tokens
     starts = range(at, at + BLOCK_KEY_BYTES * keys, BLOCK_KEY_BYTES)
-    return _tokens_of(body[_COUNTS.size : at]), tuple(BlockKey(body[i : i + BLOCK_KEY_BYTES]) for i in starts)
+    return _tokens_of(body[_COUNTS.size : at]), tuple([BlockKey(body[i : i + BLOCK_KEY_BYTES]) for i in starts])
 
 
 def _checked(record: bytes, what: str) -> bytes:

@@ -48,3 +48,11 @@ def unstored(entry: TurnEntry, line: str | None) -> ChangeSet:
             operations.append(AddEvent(header))
             entry.put_away()
     return ChangeSet(tuple(operations))
+
+
+def count_as_stored(entry: TurnEntry, line: str | None) -> None:
+    """The entry came from the store as it is."""
+    entry.is_stored, entry.stored_line, entry.stored_held = True, line, entry.held.copy()
+    entry.notes_stored = entry.notes_made
+    if entry.state.is_terminal:
+        entry.put_away()

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import structlog
 
-from dualpath.model.errors import OutcomeUnknown, Refused, Rejected
+from dualpath.model.errors import Rejected
 from dualpath.model.ids import TurnId
 from dualpath.model.turn import TurnState
 from dualpath.scheduler.lifecycle.ledger import Ledger
@@ -22,6 +22,7 @@ from dualpath.scheduler.service.intake import Intake
 from dualpath.scheduler.service.journal import Journal
 from dualpath.scheduler.service.leases import Leases
 from dualpath.scheduler.service.settle import Settle
+from dualpath.scheduler.service.store_lease import StoreLease
 
 log = structlog.get_logger("dualpath.cell")
 
@@ -37,9 +38,10 @@ class Standing:
 class Cell:
     """Built by `open`, run by `run`."""
 
-    def __init__(self, core: Core, store: TurnStore) -> None:
+    def __init__(self, core: Core, store: TurnStore, lease: StoreLease) -> None:
         self.core = core
         self._store = store
+        self._lease = lease
         self.intake = Intake(core)
         self.dispatch = Dispatch(core)
         self.settle = Settle(core)
@@ -64,14 +66,17 @@ class Cell:
 
         raises  Refused while another scheduler's lease is alive, Broken if what is stored does not hold together
         """
+        asked_at_s = clock.monotonic_s()
         tenure = await store.acquire(owner, store_lease_s)
-        stored = await store.load(tenure)
-        ledger = Ledger.rebuild(stored, now_s=clock.monotonic_s(), contexts_max=bounds.contexts_max)
+        lease = StoreLease(store, tenure, clock, asked_at_s=asked_at_s, lease_s=store_lease_s)
+        async with lease.kept(store_lease_s):
+            stored = await store.load(tenure)
+            ledger = Ledger.rebuild(stored, now_s=clock.monotonic_s(), contexts_max=bounds.contexts_max)
         journal = Journal(store, tenure, clock, ledger, commit_max=bounds.commit_max, journal_max=bounds.journal_max)
         hub = EventHub(watchers_max=bounds.watchers_max, news_max=bounds.news_max)
         core = Core(cell, ledger, journal, tenure, clock, ids, policy, limits, bounds, hub)
         log.info("cell open", epoch=tenure.epoch, open_turns=ledger.open_count, contexts=len(ledger.contexts))
-        return cls(core, store)
+        return cls(core, store, lease)
 
     async def run(self, *, store_lease_s: float = 3.0) -> None:
         """Journal, dispatch, sweeps and the store's lease, until cancelled; raises Stale when deposed."""
@@ -79,7 +84,12 @@ class Cell:
             tasks.create_task(self.core.journal.run(), name="journal")
             tasks.create_task(self.dispatch.run(), name="dispatch")
             tasks.create_task(self._sweep(), name="sweep")
-            tasks.create_task(self._renew(store_lease_s), name="renew")
+            tasks.create_task(self._lease.keep(store_lease_s), name="renew")
+
+    @property
+    def lease_ends_at_s(self) -> float:
+        """Until then no other scheduler can lead the cell."""
+        return self._lease.ends_at_s
 
     async def close(self, tenure: Tenure | None = None) -> None:
         """Give the store's lease back, so that the next scheduler need not wait for it to end."""
@@ -134,11 +144,3 @@ class Cell:
             await self.core.clock.sleep(self.core.bounds.sweep_s)
             self.leases.sweep()
             self.settle.sweep()
-
-    async def _renew(self, lease_s: float) -> None:
-        while True:
-            await self.core.clock.sleep(lease_s / 3)
-            try:
-                await self._store.renew(self.core.tenure, lease_s)
-            except (Refused, OutcomeUnknown) as error:
-                log.warning("store lease not renewed", why=str(error))

@@ -4,7 +4,9 @@ A fetch that finds nothing stays open and is served the moment something changes
 group's next report opens it again.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import takewhile
 
 from dualpath.model.ids import GroupId, NodeId
 from dualpath.model.turn import Plan, Role
@@ -90,9 +92,22 @@ class Dispatch:
         snapshot = core.ledger.decode_snapshot(group, rotation=core.rotations[group.group_id])
         decision: DecodeDecision = core.policy.assign_decode(snapshot, core.limits)
         self.stops[group.group_id] = decision.stop
-        for placement in decision.placements[:FETCH_TURNS_MAX]:
+        placements = self._with_known_pe(decision.placements[:FETCH_TURNS_MAX])
+        for placement in placements:
             self._plan(group, placement, decision.high_mark_tokens)
-        self._served(group, min(len(decision.placements), FETCH_TURNS_MAX))
+        self._served(group, len(placements))
+
+    def _with_known_pe(self, placements: Sequence[Placement]) -> list[Placement]:
+        """Up to the first turn whose PE group has not come back since a restart. That turn and those behind it keep
+        their places until the group joins, or one lease is over and the turn returns.
+        """
+        turns, groups = self._core.ledger.turns, self._core.ledger.groups
+
+        def is_known(placement: Placement) -> bool:
+            pe = turns[placement.turn_id].pe
+            return pe is None or pe.group_id in groups
+
+        return list(takewhile(is_known, placements))
 
     def _plan(self, group: GroupEntry, placement: Placement, high_mark_tokens: float) -> None:
         """DE known: choose the read side, reserve everything, and send the plan to both leaders after the write."""

@@ -19,6 +19,7 @@ class Watcher:
         self._news_max = news_max
         self._arrived = asyncio.Event()
         self._closed = False
+        self._beaten = False
         self.lost = 0
 
     def push(self, news: TurnNews | Refusal) -> None:
@@ -27,17 +28,26 @@ class Watcher:
             self._drop_one()
         self._arrived.set()
 
+    def beat(self) -> None:
+        """Let `follow` yield at once, an empty batch where there is no news."""
+        self._beaten = True
+        self._arrived.set()
+
     def close(self) -> None:
         self._closed = True
         self._arrived.set()
 
     async def follow(self) -> AsyncIterator[list[TurnNews | Refusal]]:
-        """News as they come, in batches of what is there, until closed."""
+        """News as they come, in batches of what is there, until closed; an empty batch is a beat."""
         while True:
             while self._news:
                 yield self._next_batch()
             if self._closed:
                 return
+            if self._beaten:
+                self._beaten = False
+                yield []
+                continue
             self._arrived.clear()
             await self._arrived.wait()
 

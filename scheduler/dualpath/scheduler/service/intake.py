@@ -54,15 +54,25 @@ class Intake:
         check_fields(submission, prompt_max=core.bounds.prompt_tokens_max, new_max=core.bounds.new_tokens_max)
         known = core.ledger.idempotency.get(submission.idempotency_key)
         if known is not None:
-            same = _same_turn(core.ledger.turns[known], submission)
-            core.journal.append(known, lambda: durable(same))
+            self._answer(_same_turn(core.ledger.turns[known], submission), durable)
             return
         self._check_room(submission)
         turn = self._resolve(submission)
         self._check_fits(turn)
-        entry = core.ledger.accept(turn, now_s=core.now_s())
-        core.journal.append(turn.turn_id, lambda: durable(entry))
+        self._answer(core.ledger.accept(turn, now_s=core.now_s()), durable)
         core.wake.set()
+
+    def _answer(self, entry: TurnEntry, durable: Callable[[TurnEntry], None]) -> None:
+        """After the write. A turn may end while that is under way: its end is written next, and told only then."""
+        journal, turn_id = self._core.journal, entry.turn.turn_id
+
+        def say() -> None:
+            if entry.state.is_terminal and not entry.is_stored_whole:
+                journal.append(turn_id, say)
+            else:
+                durable(entry)
+
+        journal.append(turn_id, say)
 
     def _check_room(self, submission: Submission) -> None:
         bounds, ledger = self._core.bounds, self._core.ledger
@@ -78,7 +88,6 @@ class Intake:
         """Find the context: by its key, or for a whole prompt the longest committed prefix."""
         core = self._core
         hit_keys, tokens = self._by_key(submission) if submission.context_tokens else self._by_tokens(submission)
-        block_tokens = self._block_tokens()
         deadline_s = submission.deadline_s or core.bounds.deadline_s
         return Turn(
             turn_id=TurnId(core.ids.turn_id()),
@@ -87,7 +96,8 @@ class Intake:
             tokens=tokens,
             max_new_tokens=submission.max_new_tokens,
             context_key=hit_keys[-1] if hit_keys else ROOT_KEY,
-            hit_tokens=len(hit_keys) * block_tokens,
+            # not blocks x block size: after a restart contexts are known before any group that could tell the size
+            hit_tokens=(core.ledger.contexts.tokens_at(hit_keys[-1]) or 0) if hit_keys else 0,
             hit_keys=hit_keys,
             forced_tokens=submission.forced_tokens,
             stop_tokens=submission.stop_tokens,
@@ -128,10 +138,6 @@ class Intake:
         if largest is not None and total > largest:
             message = f"prompt + max_new_tokens is {total} tokens, the largest decode engine holds {largest}"
             raise Rejected(message, field="tokens", reason="EXCEEDS_HBM", precondition=True)
-
-    def _block_tokens(self) -> int:
-        groups = self._core.ledger.groups.values()
-        return next((group.hello.block_tokens for group in groups), 64)
 
 
 def check_fields(submission: Submission, *, prompt_max: int, new_max: int) -> None:

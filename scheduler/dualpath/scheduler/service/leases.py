@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from dualpath.model.errors import Rejected
 from dualpath.model.ids import GroupId
 from dualpath.model.load import LoadReport
-from dualpath.model.turn import TurnState
+from dualpath.model.turn import Role, TurnState
 from dualpath.scheduler.lifecycle.engines import GroupEntry, GroupHello, GroupState
 from dualpath.scheduler.lifecycle.records import TurnEntry
 from dualpath.scheduler.service.core import Core
@@ -41,6 +41,7 @@ class Leases:
         group.lease_ends_at_s = core.now_s() + core.bounds.lease_s
         core.ledger.loads.join(group)
         core.links[hello.group_id] = link
+        core.ledger.loads.fetches[Role.DECODE].look_all()  # turns in their queues may wait for this PE group
         self._reconcile(group, set(running), link)
         core.wake.set()
         return group
@@ -77,19 +78,21 @@ class Leases:
         else:
             self._stop(group, GroupState.LOST)
 
-    def draining(self, group_id: GroupId) -> None:
+    def draining(self, group_id: GroupId, agent_epoch: int) -> None:
+        """The leader of that epoch takes no more turns; one that started anew since then does."""
         group = self._core.ledger.groups.get(group_id)
-        if group is not None:
+        if group is not None and group.hello.agent_epoch == agent_epoch:
             self._stop(group, GroupState.DRAINING)
             self._free_queue(group)
 
     def ask_to_drain(self, group_id: GroupId, deadline_s: float) -> None:
         """raises Rejected for an unknown group"""
-        if group_id not in self._core.ledger.groups:
+        group = self._core.ledger.groups.get(group_id)
+        if group is None:
             known = ", ".join(sorted(self._core.ledger.groups)) or "none"
             message = f"group {group_id!r} is unknown, groups here: {known}"
             raise Rejected(message, field="group_id", reason="UNKNOWN_GROUP")
-        self.draining(group_id)
+        self.draining(group_id, group.hello.agent_epoch)
         self._core.tell(group_id, SendDrain(deadline_s))
 
     def sweep(self) -> None:
@@ -146,8 +149,7 @@ class Leases:
         }
         for key in sorted(running - mine.keys(), key=lambda key: (key.turn_id, key.attempt)):
             entry = self._core.ledger.turns.get(key.turn_id)
-            committed = entry is not None and entry.state is TurnState.COMMITTED and entry.attempt == key.attempt
-            if not committed:  # a committed one will be acknowledged when its commit comes again
+            if not _committed_by(entry, key, group.group_id):  # its commit comes again and is acknowledged
                 link.send(SendCancel(key, "not assigned to this group"))
         for key, entry in mine.items():
             epoch = entry.agent_epochs.get(group.group_id)
@@ -167,7 +169,18 @@ class Leases:
                 del self._owed[key, group_id]
             elif self._partner_is_here(entry):
                 del self._owed[key, group_id]
-                self._core.tell(group_id, SendPlan(self._dispatch.plan_of(entry)))
+                self._send_again(entry, group_id)
+
+    def _send_again(self, entry: TurnEntry, group_id: GroupId) -> None:
+        """The plan may be so new that it is not in the store yet."""
+        core, attempt = self._core, entry.attempt
+
+        def send() -> None:
+            if entry.attempt == attempt and entry.state.is_running and self._partner_is_here(entry):
+                entry.told_again |= entry.pe is not None and entry.pe.group_id == group_id
+                core.tell(group_id, SendPlan(self._dispatch.plan_of(entry)))
+
+        core.journal.append(entry.turn.turn_id, send)
 
     def _partner_is_here(self, entry: TurnEntry) -> bool:
         return all(s is None or s.group_id in self._core.ledger.groups for s in (entry.pe, entry.de))
@@ -191,3 +204,14 @@ class Leases:
             if owner != hello.group_id:
                 message = f"node {node.node_id} is in group {owner} already, found in {hello.group_id}"
                 raise Rejected(message, field="nodes", reason="NODE_TAKEN", precondition=True)
+
+
+def _committed_by(entry: TurnEntry | None, key: AttemptKey, group_id: GroupId) -> bool:
+    """A PE that still runs an attempt which its DE has committed is at it for nothing."""
+    return (
+        entry is not None
+        and entry.state is TurnState.COMMITTED
+        and entry.attempt == key.attempt
+        and entry.de is not None
+        and entry.de.group_id == group_id
+    )

@@ -54,6 +54,7 @@ class Settle:
         if result.end_reason is EndReason.CONTEXT_LOST:
             self._context_lost(entry, result)
         else:
+            self._cancel_prefill(entry, group_id)
             block_tokens = core.ledger.groups[group_id].hello.block_tokens
             core.ledger.contexts.extend(entry.turn.hit_keys, new_keys, block_tokens)
             self._end(entry, Event.COMMITTED, result, result.end_reason)
@@ -143,6 +144,11 @@ class Settle:
         for seat in (entry.pe, entry.de):
             if seat is not None:
                 self._core.tell(seat.group_id, SendCancel(key, reason))
+
+    def _cancel_prefill(self, entry: TurnEntry, group_id: GroupId) -> None:
+        """A PE that got its plan again may be at it for nothing; one that is done does nothing."""
+        if entry.told_again and entry.pe is not None and entry.pe.group_id != group_id:
+            self._core.tell(entry.pe.group_id, SendCancel(Core.key(entry), "committed"))
 
     def _current(self, key: AttemptKey) -> TurnEntry | None:
         entry = self._core.ledger.turns.get(key.turn_id)

@@ -9,10 +9,11 @@
 --       7...               what operations name by their place in KEYS
 -- ARGV  1 verb, 2 token, then
 --       acquire  owner, unique part of the new token, lease in ms   -> {epoch} or {0, ms left, owner}
---       renew    lease in ms                                        -> 1
+--       renew    lease in ms, last number known as applied          -> 1
 --       release                                                     -> 1, or 0 where the token is not the owner's
 --       read     command, arguments...; runs on KEYS[7]             -> what the command answers
---       write    number, change sets, operations...                 -> 1, or 0 where this number was applied before
+--       write    number, last number known as applied, change sets, operations...
+--                                                                    -> 1, or 0 where this number was applied before
 -- An operation is: command, place in KEYS, count of arguments, arguments... Beside the commands of Redis there is APPEND,
 -- which adds a member after the last of a sorted set unless it is there. A script cannot roll back, so operations are
 -- those that only fail before the first write (memory, disk, rights) or where a key is not of our making (its type).
@@ -42,6 +43,13 @@ if owner_token ~= token then
   return redis.error_reply('STALE the cell belongs to ' .. holder)
 end
 
+-- A store that fell back behind what it had answered (a replica that lagged, a cut AOF) is not what the owner remembers.
+local last = tonumber(redis.call('GET', KEYS[4]) or 0)
+local known = (verb == 'renew' or verb == 'write') and tonumber(ARGV[4]) or 0
+if last < known then
+  return redis.error_reply('LOST write ' .. known .. ', it is at write ' .. last)
+end
+
 if verb == 'renew' then
   redis.call('SET', KEYS[2], redis.call('GET', KEYS[6]), 'PX', ARGV[3])
   return 1
@@ -57,15 +65,16 @@ if verb == 'read' then
 end
 
 -- A write of a broken connection may arrive after later ones. It must not count then, nor may its repetition count twice.
-local number, last = tonumber(ARGV[3]), tonumber(redis.call('GET', KEYS[4]) or 0)
+local number = tonumber(ARGV[3])
 if number == last then
+  redis.call('SET', KEYS[4], ARGV[3]) -- WAIT counts only replicas that have the last write of *this* connection
   return 0
 end
 if number < last then
   return redis.error_reply('LATE write ' .. number .. ' after write ' .. last)
 end
 
-local place, count = 5, #ARGV
+local place, count = 6, #ARGV
 while place <= count do
   local command, key, arguments = ARGV[place], KEYS[tonumber(ARGV[place + 1])], tonumber(ARGV[place + 2])
   local first = place + 3
@@ -79,5 +88,5 @@ while place <= count do
   place = first + arguments
 end
 redis.call('SET', KEYS[4], ARGV[3])
-redis.call('INCRBY', KEYS[5], ARGV[4])
+redis.call('INCRBY', KEYS[5], ARGV[5])
 return 1

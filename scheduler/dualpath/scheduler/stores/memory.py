@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
-from dualpath.model.errors import Refused, Stale
+from dualpath.model.errors import Stale
 from dualpath.model.ids import BlockKey, TurnId
 from dualpath.scheduler.lifecycle.changes import (
     AddEvent,
@@ -27,7 +27,7 @@ from dualpath.scheduler.lifecycle.changes import (
     PutTurn,
     StoredCell,
 )
-from dualpath.scheduler.ports import Clock, Tenure
+from dualpath.scheduler.ports import Clock, Leased, Tenure
 from dualpath.scheduler.stores.bounds import StoreBounds, check_bounds
 
 
@@ -59,9 +59,7 @@ class MemoryStore:
         """Become the writer; an owner of the same name may come back at once, its older tenure is deposed."""
         now_s = self._clock.monotonic_s()
         if self._lease and self._lease.owner != owner and self._lease.ends_at_s > now_s:
-            raise Refused(
-                f"the cell belongs to {self._lease.owner}", retry_after_s=self._lease.ends_at_s - now_s, reason="LEASED"
-            )
+            raise Leased(self._lease.owner, retry_after_s=self._lease.ends_at_s - now_s)
         self._epoch += 1
         self._token = f"{self._epoch}:memory"  # an epoch never comes back here, so it needs no random part
         self._lease = _Lease(owner, now_s + lease_s)

@@ -9,10 +9,10 @@ from importlib import resources
 
 from redis.exceptions import ResponseError
 
-from dualpath.model.errors import Broken, OutcomeUnknown, Refused, Rejected
+from dualpath.model.errors import Broken, OutcomeUnknown, Rejected
 from dualpath.model.ids import BlockKey, TurnId
 from dualpath.scheduler.lifecycle.changes import ChangeSet, StoredCell
-from dualpath.scheduler.ports import Tenure
+from dualpath.scheduler.ports import Leased, Tenure
 from dualpath.scheduler.stores.bounds import StoreBounds, check_bounds
 from dualpath.scheduler.stores.redis_checks import check_server
 from dualpath.scheduler.stores.redis_connection import Command, RedisConnection, is_missing_script
@@ -66,6 +66,7 @@ class RedisStore:
         self._order = asyncio.Lock()  # numbers must reach the server in their order
         self._token: str | None = None  # the tenure that _number belongs to
         self._number = 0
+        self._known = 0  # the last number that the server said it has; below it, it has lost writes
         self._unsettled: _Write | None = None
 
     @classmethod
@@ -80,7 +81,7 @@ class RedisStore:
     ) -> "RedisStore":
         """Connect and check the server (see `check_server`); what it would lose stands in `warnings`.
 
-        url     redis://, rediss:// or unix://, as redis-py reads them
+        url     redis://, rediss:// or unix://, as redis-py reads them, or redis+sentinel:// (see redis_address.py)
         raises  Rejected if URL, cell name or server will not do, Refused if the server is away
         """
         timing = timing or RedisTiming()
@@ -102,23 +103,23 @@ class RedisStore:
         """Become the writer; an owner of the same name may come back at once, its older tenure is deposed."""
         unique = uuid.uuid4().hex
         async with self._order:
-            reply = await self._ask("acquire", "", owner, unique, _to_ms(lease_s))
+            reply = await self._ask("acquire", "", owner, unique, _to_ms(lease_s), wait=True)
             match reply:
                 case [int(epoch)]:
                     tenure = Tenure(epoch, f"{epoch}:{unique}")
-                    self._token, self._number, self._unsettled = tenure.token, 0, None
+                    self._token, self._number, self._known, self._unsettled = tenure.token, 0, 0, None
                     return tenure
                 case [0, int(left_ms), bytes(holder)]:
-                    name = holder.decode(errors="replace")
                     # No expiry (-1) is none of our doing; an operator may have set it.
                     left_s = left_ms / 1000 if left_ms >= 0 else self._timing.retry_after_s
-                    raise Refused(f"the cell belongs to {name}", retry_after_s=left_s, reason="LEASED")
+                    raise Leased(holder.decode(errors="replace"), retry_after_s=left_s)
                 case _:
                     raise Broken(f"acquire answered {reply!r}", reason="STORE_BROKEN")
 
     async def renew(self, tenure: Tenure, lease_s: float) -> None:
         """A lost answer raises Refused: renewing again is all there is to do."""
-        await self._ask("renew", tenure.token, _to_ms(lease_s))
+        known = self._known if tenure.token == self._token else 0
+        await self._ask("renew", tenure.token, _to_ms(lease_s), known)
 
     async def release(self, tenure: Tenure) -> None:
         await self._ask("release", tenure.token)
@@ -158,9 +159,9 @@ class RedisStore:
         await self._adopt(tenure)
         write = self._number_write(operations, change_sets)
         self._unsettled = write
-        command = self._script("write", tenure.token, write.number, *write.arguments, keys=write.keys)
+        command = self._script("write", tenure.token, write.number, self._known, *write.arguments, keys=write.keys)
         await self._run(command, wait=change_sets > 0)
-        self._unsettled = None
+        self._unsettled, self._known = None, write.number
 
     def _number_write(self, operations: Operations, change_sets: int) -> _Write:
         keys, arguments = operations.keys, [change_sets, *operations.arguments]
@@ -175,6 +176,7 @@ class RedisStore:
         if tenure.token != self._token:
             last = await self._read(tenure, "GET", self._keys.head[3])
             self._number, self._unsettled = int(last) if isinstance(last, bytes) else 0, None
+            self._known = self._number
             self._token = tenure.token
 
     async def _run(self, command: Command, *, wait: bool = False) -> object:
@@ -187,15 +189,16 @@ class RedisStore:
         if isinstance(reply, ResponseError):
             raise self._connection.translate(reply) from reply
         if waited and not (isinstance(waited[0], int) and waited[0] >= replicas):
+            await self._connection.look_again()  # a primary of before a failover, which nobody follows any more?
             raise OutcomeUnknown(f"{waited[0]} replicas have the write, wanted {replicas}", reason="NO_REPLICAS")
         return reply
 
     # ---- asking
 
-    async def _ask(self, verb: str, token: str, *arguments: Argument) -> object:
+    async def _ask(self, verb: str, token: str, *arguments: Argument, wait: bool = False) -> object:
         """Run a verb that may be asked again without harm: a lost answer is Refused, not unknown."""
         try:
-            return await self._run(self._script(verb, token, *arguments))
+            return await self._run(self._script(verb, token, *arguments), wait=wait)
         except OutcomeUnknown as error:
             raise self._connection.refused(f"no answer: {error}") from error
 

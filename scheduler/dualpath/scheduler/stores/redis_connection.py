@@ -9,7 +9,6 @@ import re
 from collections.abc import Sequence
 
 import hiredis
-from redis.asyncio.connection import AbstractConnection, ConnectionPool
 from redis.exceptions import (
     AuthenticationError,
     AuthorizationError,
@@ -23,6 +22,7 @@ from redis.exceptions import (
 )
 
 from dualpath.model.errors import Broken, DualPathError, OutcomeUnknown, Refused, Rejected, Stale
+from dualpath.scheduler.stores.redis_address import Route
 
 Command = Sequence[bytes | str | int]
 
@@ -38,6 +38,7 @@ BUSY_WORDS = {
     "CLUSTERDOWN": "the Redis cluster does not serve this slot",
     "TRYAGAIN": "the Redis cluster is moving this slot",
 }
+NO_PRIMARY_WORDS = ("READONLY", "MASTERDOWN", "LOADING", "NOREPLICAS")
 _BUSY = re.compile(rf"\b({'|'.join(BUSY_WORDS)})\b")
 _CLASS_WORDS: dict[type[RedisError], str] = {
     OutOfMemoryError: "OOM",
@@ -51,21 +52,13 @@ class RedisConnection:
 
     def __init__(self, url: str, *, connect_timeout_s: float, reply_timeout_s: float, retry_after_s: float) -> None:
         """Does not connect. Raises Rejected if the URL is none."""
-        self.name = hide_password(url)
+        self._route = Route(url, connect_timeout_s=connect_timeout_s)
+        self._connection = self._route.connection
+        self.name = self._route.name
         self._reply_timeout_s = reply_timeout_s
         self._retry_after_s = retry_after_s
         self._lock = asyncio.Lock()
         self._closed = False
-        try:
-            pool = ConnectionPool.from_url(
-                url, socket_timeout=None, socket_connect_timeout=connect_timeout_s, protocol=2, driver_info=None
-            )
-            self._connection: AbstractConnection = pool.make_connection()  # type: ignore[no-untyped-call]
-        except (ValueError, TypeError):
-            # Without the cause: its text may quote a piece of the password.
-            raise Rejected(
-                f"redis_url is {self.name}, wanted redis://, rediss:// or unix://", field="redis_url"
-            ) from None
 
     async def exchange(self, *commands: Command) -> list[object]:
         """Send the commands together and return a reply for each; an error reply is returned, not raised.
@@ -75,12 +68,21 @@ class RedisConnection:
         """
         async with self._lock:
             await self._connect()
-            return await self._send_and_read(commands)
+            replies = await self._send_and_read(commands)
+            if self._route.may_move and any(_is_no_primary(reply) for reply in replies):
+                await self._connection.disconnect(nowait=True)  # the next exchange asks where the primary is
+            return replies
+
+    async def look_again(self) -> None:
+        """Where Sentinels name the primary, ask them anew before the next exchange."""
+        if self._route.may_move:
+            async with self._lock:
+                await self._connection.disconnect(nowait=True)
 
     async def close(self) -> None:
         self._closed = True
         async with self._lock:
-            await self._connection.disconnect()
+            await self._route.close()
 
     async def _connect(self) -> None:
         if self._closed:
@@ -91,6 +93,7 @@ class RedisConnection:
             if connection.is_connected and await connection.can_read():
                 await connection.disconnect(nowait=True)
             if not connection.is_connected:
+                await self._route.point()
                 await connection.connect()  # type: ignore[no-untyped-call]
         except (RedisError, OSError) as error:
             if reply := _reply_within(error):
@@ -135,6 +138,8 @@ class RedisConnection:
         text = str(error)
         if text.startswith("STALE "):
             return Stale(text.removeprefix("STALE "))
+        if text.startswith("LOST "):
+            return Stale(f"Redis {self.name} lost {text.removeprefix('LOST ')}", reason="STORE_LOST_WRITES")
         if isinstance(error, AuthenticationError | AuthorizationError | NoPermissionError):
             return Rejected(
                 f"Redis {self.name} does not let us in: {text}",
@@ -150,17 +155,20 @@ class RedisConnection:
         return Broken(f"Redis {self.name} answered {text!r}", reason="STORE_BROKEN")
 
 
-def hide_password(url: str) -> str:
-    """The URL as it may be logged."""
-    without = re.sub(r"(://[^/:@]*:).*@", r"\1***@", url)  # to the last @: a password may hold one
-    return re.sub(r"(password=)[^&]*", r"\1***", without)
-
-
 def _reply_within(error: BaseException) -> RedisError | None:
     """The answer of the server to a handshake; the client wraps it as if the network had failed."""
     if isinstance(error, AuthenticationError | AuthorizationError | BusyLoadingError | ResponseError):
         return error
     return _reply_within(error.__cause__) if error.__cause__ else None
+
+
+def _is_no_primary(reply: object) -> bool:
+    """An answer of a server that takes no writes, although the Sentinels named it the primary."""
+    return (
+        isinstance(reply, ResponseError)
+        and (found := _BUSY.search(str(reply))) is not None
+        and (found[1] in NO_PRIMARY_WORDS)
+    )
 
 
 def is_missing_script(reply: object) -> bool:
