@@ -9,7 +9,7 @@ SOURCES := $(wildcard sdk scheduler engine_agent storage_shim simulator tests be
 UV_VERSION := 0.13.9
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format proto bench-main bench-control bench-rebuild reproduce lock clean
+.PHONY: help setup demo test lint format proto bench-main bench-control bench-rebuild reproduce sim-chaos mutants lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -49,6 +49,12 @@ bench-rebuild: setup ## how soon a scheduler leads a cell of 50,000 open turns; 
 reproduce: setup ## simulate the paper's evaluation; OUT=file.json keeps the figures, JOBS=1 takes one core
 	@$(BIN)/dualpath sim reproduce --keep build/reproduce --jobs $(or $(JOBS),0) $(if $(OUT),--out $(OUT)) \
 	    $(if $(DOCS),--docs $(DOCS))
+
+sim-chaos: setup ## the scheduler under 20,000 seeds of faults; OUT=file keeps a JSON line per property; RUNS=, JOBS=
+	@$(BIN)/dualpath sim chaos --runs $(or $(RUNS),20000) --jobs $(or $(JOBS),0) --json $(if $(OUT),--out $(OUT))
+
+mutants: setup ## plant ten bugs in the scheduler: the seeds of sim-chaos must notice all; OUT=file, JOBS=
+	@$(BIN)/dualpath sim chaos --mutants --jobs $(or $(JOBS),0) --json $(if $(OUT),--out $(OUT))
 
 lock: ## write requirements.lock from pyproject.toml; UPGRADE=1 takes newer releases
 	$(PYTHON) -m venv build/lock

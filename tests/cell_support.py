@@ -162,8 +162,20 @@ def submission(
     new: int = 4,
     context: tuple[BlockKey, int] = (ROOT_KEY, 0),
     deadline_s: float = 0.0,
+    tenant: str = "",
+    priority: int = 0,
 ) -> Submission:
-    return Submission(key, SessionId("s"), context[0], context[1], tuple(range(tokens)), new, deadline_s=deadline_s)
+    return Submission(
+        key,
+        SessionId("s"),
+        context[0],
+        context[1],
+        tuple(range(tokens)),
+        new,
+        deadline_s=deadline_s,
+        tenant=tenant,
+        priority=priority,
+    )
 
 
 def committed(tokens: int = 4) -> TurnResult:

@@ -1,5 +1,7 @@
 """The service on the memory store: intake's answers, dispatch's order, how attempts end, what a restart keeps."""
 
+import asyncio
+
 import pytest
 
 from cell_support import CountingIds, FakeGroup, ManualClock, committed, running_cell, submission
@@ -188,6 +190,20 @@ async def test_a_deadline_that_passes_in_the_queue_is_never_assigned() -> None:
     assert entry.pe is None
 
 
+async def test_a_deadline_that_passes_between_two_sweeps_is_seen_before_the_turn_is_placed() -> None:
+    async with running_cell() as bench:
+        pe, de = (bench.join(group) for group in _pair())
+        waits = await bench.cell.intake.submit(submission("a", deadline_s=1.0))
+        has_pe = await bench.cell.intake.submit(submission("b", deadline_s=2.0))
+        bench.clock.now_s += 1.5
+        await bench.fetch(pe)
+        bench.clock.now_s += 1.0
+        await bench.fetch(de)
+
+    assert [entry.result and entry.result.end_reason for entry in (waits, has_pe)] == [EndReason.DEADLINE] * 2
+    assert (waits.pe, de.plans) == (None, [])
+
+
 async def test_a_restarted_scheduler_goes_on_with_what_agents_still_run() -> None:
     clock = ManualClock()
     store, ids = MemoryStore(clock), CountingIds()
@@ -331,3 +347,24 @@ async def test_idle_groups_take_turns(groups: int) -> None:
             await bench.settled()
 
     assert [len(group.plans) for group in decoders] == [4] * groups
+
+
+async def test_a_turn_is_known_to_be_stored_although_others_never_stop_coming() -> None:
+    async with running_cell() as bench:
+        busy = asyncio.Event()
+
+        async def others() -> None:
+            for n in range(100_000):
+                bench.cell.intake.accept(submission(f"other{n}"), lambda _: busy.set())
+                await asyncio.sleep(0)
+
+        load = asyncio.create_task(others())
+        await busy.wait()
+        entry = await bench.cell.intake.submit(submission("a"))
+        bench.cell.settle.cancel(entry.turn.turn_id)
+        before = entry.is_stored_whole
+        asked = asyncio.create_task(bench.cell.core.journal.stored(entry.turn.turn_id))
+        await asyncio.wait_for(asked, 20.0)
+        load.cancel()
+
+    assert (before, entry.is_stored_whole) == (False, True)

@@ -48,10 +48,31 @@ def scheduler(
     alpha_tokens: Annotated[int | None, typer.Option(help="read queue up to which a node counts as short")] = None,
     beta_tokens: Annotated[int | None, typer.Option(help="open tokens above which a PE gets nothing")] = None,
     high_mark_factor: Annotated[float | None, typer.Option(help="headroom of a DE over the even share")] = None,
+    skip_ahead_turns: Annotated[
+        int | None,
+        typer.Option(help="turns without HBM that a fetch of a DE group passes over; 0 is the paper"),
+    ] = None,
+    overtakes_max: Annotated[
+        int | None, typer.Option(help="times a turn may be overtaken (skip-ahead, order fair) before it goes first")
+    ] = None,
+    order: Annotated[str | None, typer.Option(help="fifo (exact), or fair among tenants by prompt tokens")] = None,
+    tenant_turns_max: Annotated[int | None, typer.Option(help="turns in line of one tenant; 0: no bound")] = None,
+    tenant_tokens_max: Annotated[
+        int | None, typer.Option(help="prompt tokens in line of one tenant; 0: no bound")
+    ] = None,
+    slow_start_s: Annotated[
+        float | None, typer.Option(help="time over which an engine that has just come gets its full share")
+    ] = None,
     lease_s: Annotated[float | None, typer.Option(help="silence after which a group loses its turns")] = None,
     store_lease_s: Annotated[float | None, typer.Option(help="lease of the active scheduler in the store")] = None,
     attempts_max: Annotated[int | None, typer.Option(help="attempts of a turn before it fails as poison")] = None,
     waiting_turns_max: Annotated[int | None, typer.Option(help="turns in line before submits are refused")] = None,
+    waiting_tokens_max: Annotated[
+        int | None, typer.Option(help="prompt tokens in line before submits are refused")
+    ] = None,
+    waiting_bytes_max: Annotated[
+        int | None, typer.Option(help="bytes of prompts in line before submits are refused")
+    ] = None,
     ready_file: Annotated[Path | None, typer.Option(help="written as JSON once the scheduler serves")] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error")] = None,
 ) -> None:

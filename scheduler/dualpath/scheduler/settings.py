@@ -6,7 +6,9 @@ from typing import Literal
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+from dualpath.scheduler.lifecycle.order import Order
 from dualpath.scheduler.policy.registry import POLICIES
+from dualpath.scheduler.policy.snapshot import SKIP_AHEAD_MAX
 
 
 class SchedulerSettings(BaseSettings):
@@ -27,10 +29,18 @@ class SchedulerSettings(BaseSettings):
     alpha_tokens: int = Field(200_000, ge=0)
     beta_tokens: int = Field(400_000, ge=0)
     high_mark_factor: float = Field(1.05, ge=1.0, le=10.0)
+    skip_ahead_turns: int = Field(0, ge=0, le=SKIP_AHEAD_MAX)
+    overtakes_max: int = Field(100, ge=1)
+    order: Order = Order.FIFO
+    tenant_turns_max: int = Field(0, ge=0)
+    tenant_tokens_max: int = Field(0, ge=0)
+    slow_start_s: float = Field(5.0, ge=0)
     lease_s: float = Field(3.0, gt=0)
     store_lease_s: float = Field(3.0, gt=0)
     attempts_max: int = Field(3, ge=1)
     waiting_turns_max: int = Field(100_000, ge=1)
+    waiting_tokens_max: int = Field(20_000_000_000, ge=1)
+    waiting_bytes_max: int = Field(4 << 30, ge=1)
     ready_file: Path | None = None
     log_level: str = "info"
 

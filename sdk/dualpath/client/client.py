@@ -17,6 +17,7 @@ import grpc
 from google.protobuf.message import Message
 
 from dualpath.client.handle import TurnEvent, TurnHandle, TurnSpec
+from dualpath.client.offers import Offers
 from dualpath.model.errors import DualPathError, Refused
 from dualpath.model.ids import ROOT_KEY
 from dualpath.v1 import (
@@ -36,7 +37,7 @@ CALL_S = 10.0  # a plain call takes at most this long
 MOVE_ON = ("UNAVAILABLE", "STANDBY", "DEADLINE_EXCEEDED")  # another address may answer
 SILENT_S = 3.0  # an active scheduler says something each second
 FIRST_WORD_SHARE = 1 / 6  # of that patience is had with the first word, which comes at once; doubles with each round
-REFUSALS_MAX = 200  # times a turn is offered again to an overloaded scheduler
+PATIENCE_S = 120.0
 CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 10_000),
     ("grpc.keepalive_timeout_ms", 5_000),
@@ -55,6 +56,8 @@ class Client:
     turns_max       turns under way at once; `submit` waits beyond that
     unreachable_s   give up when no scheduler could be reached for this long
     silent_s        leave a scheduler that says nothing for this long while turns are under way
+    patience_s      offer a turn that is refused again for this long (see client.offers), then it fails with Refused
+    tenant          in whose name turns are submitted
     """
 
     def __init__(
@@ -64,11 +67,14 @@ class Client:
         turns_max: int = 4096,
         unreachable_s: float = 60.0,
         silent_s: float = SILENT_S,
+        patience_s: float = PATIENCE_S,
+        tenant: str = "",
     ) -> None:
         self._chance = random.Random()
         self._rotation = Rotation(addresses, chance=self._chance)
         self._unreachable_s = unreachable_s
         self._silent_s = silent_s
+        self._tenant = tenant
         self._heard_at_s = 0.0
         self._room = asyncio.Semaphore(turns_max)
         self._handles: dict[str, TurnHandle] = {}
@@ -76,7 +82,7 @@ class Client:
         self._work = asyncio.Event()
         self._channel: grpc.aio.Channel | None = None
         self._task: asyncio.Task[None] | None = None
-        self._retries: set[asyncio.Task[None]] = set()
+        self._offers = Offers(self._send, self._fail, patience_s=patience_s, chance=self._chance)
         self.reconnects = 0
 
     async def __aenter__(self) -> "Client":
@@ -89,12 +95,11 @@ class Client:
 
     async def close(self) -> None:
         """End the stream; turns under way go on at the scheduler. Leaves no task behind."""
-        tasks = [*self._retries, *([self._task] if self._task else [])]
-        for task in tasks:
+        await self._offers.close()
+        task, self._task = self._task, None
+        if task is not None:
             task.cancel()
-        if tasks:
-            await asyncio.wait(tasks)
-        self._task = None
+            await asyncio.wait([task])
         for handle in list(self._handles.values()):
             handle.fail(Refused("the client was closed", retry_after_s=0.0, reason="CLOSED"))
         await self._drop_channel()
@@ -104,7 +109,7 @@ class Client:
         await self._room.acquire()
         handle = TurnHandle(idempotency_key or uuid.uuid4().hex, spec)
         self._handles[handle.idempotency_key] = handle
-        self._outgoing.put(handle)
+        self._offers.new(handle)
         self._work.set()
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._keep_stream(), name="dualpath client")
@@ -171,7 +176,8 @@ class Client:
         """One stream from dialling to its end; True if anything was heard on it."""
         self._outgoing.clear()
         for handle in self._handles.values():
-            self._outgoing.put(handle)
+            if handle not in self._offers:
+                self._outgoing.put(handle)
         began_s = self._heard_at_s = time.monotonic()
         call = turns_pb2_grpc.TurnsStub(channel).SubmitMany()
         reading = asyncio.create_task(self._read(call))
@@ -219,7 +225,7 @@ class Client:
     async def _write(self, call: "grpc.aio.StreamStreamCall") -> None:
         while True:
             handles = await self._outgoing.take()
-            turns = [_submission(handle) for handle in handles if not handle.is_done]
+            turns = [_submission(handle, self._tenant) for handle in handles if not handle.is_done]
             await call.write(turns_pb2.SubmitBatch(turns=turns))
 
     def _take(self, pb: turns_pb2.TurnEvent) -> None:
@@ -234,31 +240,29 @@ class Client:
             self._finish(handle)
 
     def _refused(self, handle: TurnHandle, error: DualPathError) -> None:
-        """An overloaded scheduler is asked again after the time it named, at most REFUSALS_MAX times."""
         handle.refusals += 1
-        if isinstance(error, Refused) and handle.refusals <= REFUSALS_MAX:
-            task = asyncio.create_task(self._offer_again(handle, error.retry_after_s))
-            self._retries.add(task)
-            task.add_done_callback(self._retries.discard)
-            return
+        if isinstance(error, Refused):
+            self._offers.refused(handle, error)
+        else:
+            self._fail(handle, error)
+
+    def _send(self, handle: TurnHandle) -> None:
+        self._outgoing.put(handle)
+
+    def _fail(self, handle: TurnHandle, error: DualPathError) -> None:
         handle.fail(error)
         self._finish(handle)
-
-    async def _offer_again(self, handle: TurnHandle, after_s: float) -> None:
-        await asyncio.sleep(after_s * self._chance.uniform(0.75, 1.25))
-        if not handle.is_done:
-            self._outgoing.put(handle)
 
     def _finish(self, handle: TurnHandle) -> None:
         if self._handles.pop(handle.idempotency_key, None) is not None:
             self._room.release()
+            self._offers.ended(handle)
 
     def _give_up(self, error: DualPathError | None) -> None:
         why = f": {error}" if error else ""
         message = f"no scheduler reached at {', '.join(self._rotation.addresses)} for {self._unreachable_s:g} s{why}"
         for handle in list(self._handles.values()):
-            handle.fail(Refused(message, retry_after_s=1.0, reason="UNAVAILABLE"))
-            self._finish(handle)
+            self._fail(handle, Refused(message, retry_after_s=1.0, reason="UNAVAILABLE"))
 
     # channels and plain calls
 
@@ -325,7 +329,7 @@ def _size_bytes(handle: TurnHandle) -> int:
     return 256 + 4 * len(handle.spec.tokens)
 
 
-def _submission(handle: TurnHandle) -> turns_pb2.SubmitTurn:
+def _submission(handle: TurnHandle, tenant: str) -> turns_pb2.SubmitTurn:
     spec = handle.spec
     return turns_pb2.SubmitTurn(
         idempotency_key=handle.idempotency_key,
@@ -337,6 +341,8 @@ def _submission(handle: TurnHandle) -> turns_pb2.SubmitTurn:
         forced_tokens=spec.forced_tokens,
         stop_tokens=spec.stop_tokens,
         deadline_s=spec.deadline_s,
+        tenant=tenant,
+        priority=spec.priority,
     )
 
 

@@ -19,6 +19,7 @@ class TurnSpec:
     context_key, context_tokens  from the result of the turn before (Session does this for you)
     forced_tokens                generate exactly max_new_tokens
     deadline_s                   from acceptance; 0 leaves it to the scheduler
+    priority                     0 to 3; each step doubles the tenant's share for this turn where the order is fair
     """
 
     tokens: tuple[int, ...]
@@ -29,6 +30,7 @@ class TurnSpec:
     forced_tokens: bool = False
     stop_tokens: tuple[int, ...] = ()
     deadline_s: float = 0.0
+    priority: int = 0
 
 
 @dataclass(frozen=True, slots=True)

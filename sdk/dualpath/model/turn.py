@@ -52,6 +52,8 @@ class Turn:
     hit_tokens       tokens up to and including that block, a multiple of the layout's block_tokens
     hit_keys         keys of all hit blocks from the root to context_key, in order
     arrival          place in the order of acceptance; kept over every attempt
+    tenant, priority who submitted it, and the step of its weight; they matter where tenants share fairly
+    tag              virtual time at which it is due in the fair order, 0 where the order is FIFO
     deadline_at_s    scheduler clock (monotonic) or None
     forced_tokens    generate exactly max_new_tokens, never stop at the end-of-sequence token (replay, §7)
     """
@@ -68,6 +70,9 @@ class Turn:
     stop_tokens: tuple[int, ...] = ()
     deadline_at_s: float | None = None
     idempotency_key: str = ""
+    tenant: str = ""
+    priority: int = 0
+    tag: int = 0
 
     @property
     def miss_tokens(self) -> int:

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64ualpath/v1/turns.proto\x12\x0b\x64ualpath.v1\"\xce\x01\n\nSubmitTurn\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x13\n\x0b\x63ontext_key\x18\x03 \x01(\x0c\x12\x16\n\x0e\x63ontext_tokens\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12\x16\n\x0emax_new_tokens\x18\x06 \x01(\r\x12\x15\n\rforced_tokens\x18\x07 \x01(\x08\x12\x13\n\x0bstop_tokens\x18\x08 \x03(\r\x12\x12\n\ndeadline_s\x18\t \x01(\x01\"5\n\x0bSubmitBatch\x12&\n\x05turns\x18\x01 \x03(\x0b\x32\x17.dualpath.v1.SubmitTurn\"\xaa\x02\n\tTurnEvent\x12\x0f\n\x07turn_id\x18\x01 \x01(\t\x12\x17\n\x0fidempotency_key\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12%\n\x05state\x18\x04 \x01(\x0e\x32\x16.dualpath.v1.TurnState\x12\x13\n\x0b\x66irst_token\x18\x05 \x01(\x08\x12\x12\n\nde_address\x18\x06 \x01(\t\x12\'\n\x06result\x18\x07 \x01(\x0b\x32\x17.dualpath.v1.TurnResult\x12\'\n\x07refused\x18\x08 \x01(\x0b\x32\x16.dualpath.v1.TurnError\x12\n\n\x02pe\x18\t \x01(\t\x12\n\n\x02\x64\x65\x18\n \x01(\t\x12(\n\tread_side\x18\x0b \x01(\x0e\x32\x15.dualpath.v1.ReadSide\"4\n\nEventBatch\x12&\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x16.dualpath.v1.TurnEvent\"`\n\tTurnError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\x12\x15\n\rretry_after_s\x18\x05 \x01(\x01\"\xb5\x01\n\nTurnResult\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x12\n\nend_reason\x18\x02 \x01(\t\x12\x13\n\x0b\x63ontext_key\x18\x03 \x01(\x0c\x12\x16\n\x0e\x63ontext_tokens\x18\x04 \x01(\r\x12\x12\n\nhit_tokens\x18\x05 \x01(\r\x12\x13\n\x0bmiss_tokens\x18\x06 \x01(\r\x12\x1c\n\x14valid_context_tokens\x18\x07 \x01(\r\x12\x0f\n\x07message\x18\x08 \x01(\t\"=\n\x07TurnRef\x12\x11\n\x07turn_id\x18\x01 \x01(\tH\x00\x12\x19\n\x0fidempotency_key\x18\x02 \x01(\tH\x00\x42\x04\n\x02\x62y\"\xbf\x02\n\nTurnRecord\x12\x0f\n\x07turn_id\x18\x01 \x01(\t\x12\x17\n\x0fidempotency_key\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x0f\n\x07\x61rrival\x18\x04 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12%\n\x05state\x18\x06 \x01(\x0e\x32\x16.dualpath.v1.TurnState\x12\x12\n\nhit_tokens\x18\x07 \x01(\r\x12\x13\n\x0bmiss_tokens\x18\x08 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\t \x01(\r\x12\n\n\x02pe\x18\n \x01(\t\x12\n\n\x02\x64\x65\x18\x0b \x01(\t\x12(\n\tread_side\x18\x0c \x01(\x0e\x32\x15.dualpath.v1.ReadSide\x12\'\n\x06result\x18\r \x01(\x0b\x32\x17.dualpath.v1.TurnResult\"\x88\x01\n\x0b\x45xplanation\x12%\n\x04turn\x18\x01 \x01(\x0b\x32\x17.dualpath.v1.TurnRecord\x12\x15\n\rplace_in_line\x18\x02 \x01(\r\x12\x11\n\twaits_for\x18\x03 \x01(\t\x12(\n\tdecisions\x18\x04 \x03(\x0b\x32\x15.dualpath.v1.Decision\"\xce\x01\n\x08\x44\x65\x63ision\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x66ter_s\x18\x02 \x01(\x01\x12\x0c\n\x04step\x18\x03 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x10\n\x08sentence\x18\x06 \x01(\t\x12\x31\n\x06inputs\x18\x07 \x03(\x0b\x32!.dualpath.v1.Decision.InputsEntry\x1a-\n\x0bInputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01*\xac\x02\n\tTurnState\x12\x1a\n\x16TURN_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17TURN_STATE_PREFILL_FIFO\x10\x01\x12\x1b\n\x17TURN_STATE_DECODE_QUEUE\x10\x02\x12\x1a\n\x16TURN_STATE_GROUP_QUEUE\x10\x03\x12\x16\n\x12TURN_STATE_PLANNED\x10\x04\x12\x16\n\x12TURN_STATE_READING\x10\x05\x12\x19\n\x15TURN_STATE_PREFILLING\x10\x06\x12\x17\n\x13TURN_STATE_DECODING\x10\x07\x12\x18\n\x14TURN_STATE_COMMITTED\x10\x08\x12\x15\n\x11TURN_STATE_FAILED\x10\t\x12\x18\n\x14TURN_STATE_CANCELLED\x10\n*I\n\x08ReadSide\x12\x19\n\x15READ_SIDE_UNSPECIFIED\x10\x00\x12\x10\n\x0cREAD_SIDE_PE\x10\x01\x12\x10\n\x0cREAD_SIDE_DE\x10\x02\x32\xec\x02\n\x05Turns\x12;\n\x06Submit\x12\x17.dualpath.v1.SubmitTurn\x1a\x16.dualpath.v1.TurnEvent0\x01\x12\x43\n\nSubmitMany\x12\x18.dualpath.v1.SubmitBatch\x1a\x17.dualpath.v1.EventBatch(\x01\x30\x01\x12\x37\n\x05Watch\x12\x14.dualpath.v1.TurnRef\x1a\x16.dualpath.v1.TurnEvent0\x01\x12\x34\n\x03Get\x12\x14.dualpath.v1.TurnRef\x1a\x17.dualpath.v1.TurnRecord\x12\x37\n\x06\x43\x61ncel\x12\x14.dualpath.v1.TurnRef\x1a\x17.dualpath.v1.TurnRecord\x12\x39\n\x07\x45xplain\x12\x14.dualpath.v1.TurnRef\x1a\x18.dualpath.v1.Explanationb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17\x64ualpath/v1/turns.proto\x12\x0b\x64ualpath.v1\"\xf0\x01\n\nSubmitTurn\x12\x17\n\x0fidempotency_key\x18\x01 \x01(\t\x12\x12\n\nsession_id\x18\x02 \x01(\t\x12\x13\n\x0b\x63ontext_key\x18\x03 \x01(\x0c\x12\x16\n\x0e\x63ontext_tokens\x18\x04 \x01(\r\x12\x0e\n\x06tokens\x18\x05 \x03(\r\x12\x16\n\x0emax_new_tokens\x18\x06 \x01(\r\x12\x15\n\rforced_tokens\x18\x07 \x01(\x08\x12\x13\n\x0bstop_tokens\x18\x08 \x03(\r\x12\x12\n\ndeadline_s\x18\t \x01(\x01\x12\x0e\n\x06tenant\x18\n \x01(\t\x12\x10\n\x08priority\x18\x0b \x01(\r\"5\n\x0bSubmitBatch\x12&\n\x05turns\x18\x01 \x03(\x0b\x32\x17.dualpath.v1.SubmitTurn\"\xaa\x02\n\tTurnEvent\x12\x0f\n\x07turn_id\x18\x01 \x01(\t\x12\x17\n\x0fidempotency_key\x18\x02 \x01(\t\x12\x0f\n\x07\x61ttempt\x18\x03 \x01(\r\x12%\n\x05state\x18\x04 \x01(\x0e\x32\x16.dualpath.v1.TurnState\x12\x13\n\x0b\x66irst_token\x18\x05 \x01(\x08\x12\x12\n\nde_address\x18\x06 \x01(\t\x12\'\n\x06result\x18\x07 \x01(\x0b\x32\x17.dualpath.v1.TurnResult\x12\'\n\x07refused\x18\x08 \x01(\x0b\x32\x16.dualpath.v1.TurnError\x12\n\n\x02pe\x18\t \x01(\t\x12\n\n\x02\x64\x65\x18\n \x01(\t\x12(\n\tread_side\x18\x0b \x01(\x0e\x32\x15.dualpath.v1.ReadSide\"4\n\nEventBatch\x12&\n\x06\x65vents\x18\x01 \x03(\x0b\x32\x16.dualpath.v1.TurnEvent\"`\n\tTurnError\x12\x0c\n\x04\x63ode\x18\x01 \x01(\r\x12\x0e\n\x06reason\x18\x02 \x01(\t\x12\x0f\n\x07message\x18\x03 \x01(\t\x12\r\n\x05\x66ield\x18\x04 \x01(\t\x12\x15\n\rretry_after_s\x18\x05 \x01(\x01\"\xb5\x01\n\nTurnResult\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x12\n\nend_reason\x18\x02 \x01(\t\x12\x13\n\x0b\x63ontext_key\x18\x03 \x01(\x0c\x12\x16\n\x0e\x63ontext_tokens\x18\x04 \x01(\r\x12\x12\n\nhit_tokens\x18\x05 \x01(\r\x12\x13\n\x0bmiss_tokens\x18\x06 \x01(\r\x12\x1c\n\x14valid_context_tokens\x18\x07 \x01(\r\x12\x0f\n\x07message\x18\x08 \x01(\t\"=\n\x07TurnRef\x12\x11\n\x07turn_id\x18\x01 \x01(\tH\x00\x12\x19\n\x0fidempotency_key\x18\x02 \x01(\tH\x00\x42\x04\n\x02\x62y\"\xe1\x02\n\nTurnRecord\x12\x0f\n\x07turn_id\x18\x01 \x01(\t\x12\x17\n\x0fidempotency_key\x18\x02 \x01(\t\x12\x12\n\nsession_id\x18\x03 \x01(\t\x12\x0f\n\x07\x61rrival\x18\x04 \x01(\x04\x12\x0f\n\x07\x61ttempt\x18\x05 \x01(\r\x12%\n\x05state\x18\x06 \x01(\x0e\x32\x16.dualpath.v1.TurnState\x12\x12\n\nhit_tokens\x18\x07 \x01(\r\x12\x13\n\x0bmiss_tokens\x18\x08 \x01(\r\x12\x16\n\x0emax_new_tokens\x18\t \x01(\r\x12\n\n\x02pe\x18\n \x01(\t\x12\n\n\x02\x64\x65\x18\x0b \x01(\t\x12(\n\tread_side\x18\x0c \x01(\x0e\x32\x15.dualpath.v1.ReadSide\x12\'\n\x06result\x18\r \x01(\x0b\x32\x17.dualpath.v1.TurnResult\x12\x0e\n\x06tenant\x18\x0e \x01(\t\x12\x10\n\x08priority\x18\x0f \x01(\r\"\x88\x01\n\x0b\x45xplanation\x12%\n\x04turn\x18\x01 \x01(\x0b\x32\x17.dualpath.v1.TurnRecord\x12\x15\n\rplace_in_line\x18\x02 \x01(\r\x12\x11\n\twaits_for\x18\x03 \x01(\t\x12(\n\tdecisions\x18\x04 \x03(\x0b\x32\x15.dualpath.v1.Decision\"\xce\x01\n\x08\x44\x65\x63ision\x12\x0f\n\x07\x61ttempt\x18\x01 \x01(\r\x12\x0f\n\x07\x61\x66ter_s\x18\x02 \x01(\x01\x12\x0c\n\x04step\x18\x03 \x01(\t\x12\x0e\n\x06\x63hoice\x18\x04 \x01(\t\x12\x0e\n\x06reason\x18\x05 \x01(\t\x12\x10\n\x08sentence\x18\x06 \x01(\t\x12\x31\n\x06inputs\x18\x07 \x03(\x0b\x32!.dualpath.v1.Decision.InputsEntry\x1a-\n\x0bInputsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01*\xac\x02\n\tTurnState\x12\x1a\n\x16TURN_STATE_UNSPECIFIED\x10\x00\x12\x1b\n\x17TURN_STATE_PREFILL_FIFO\x10\x01\x12\x1b\n\x17TURN_STATE_DECODE_QUEUE\x10\x02\x12\x1a\n\x16TURN_STATE_GROUP_QUEUE\x10\x03\x12\x16\n\x12TURN_STATE_PLANNED\x10\x04\x12\x16\n\x12TURN_STATE_READING\x10\x05\x12\x19\n\x15TURN_STATE_PREFILLING\x10\x06\x12\x17\n\x13TURN_STATE_DECODING\x10\x07\x12\x18\n\x14TURN_STATE_COMMITTED\x10\x08\x12\x15\n\x11TURN_STATE_FAILED\x10\t\x12\x18\n\x14TURN_STATE_CANCELLED\x10\n*I\n\x08ReadSide\x12\x19\n\x15READ_SIDE_UNSPECIFIED\x10\x00\x12\x10\n\x0cREAD_SIDE_PE\x10\x01\x12\x10\n\x0cREAD_SIDE_DE\x10\x02\x32\xec\x02\n\x05Turns\x12;\n\x06Submit\x12\x17.dualpath.v1.SubmitTurn\x1a\x16.dualpath.v1.TurnEvent0\x01\x12\x43\n\nSubmitMany\x12\x18.dualpath.v1.SubmitBatch\x1a\x17.dualpath.v1.EventBatch(\x01\x30\x01\x12\x37\n\x05Watch\x12\x14.dualpath.v1.TurnRef\x1a\x16.dualpath.v1.TurnEvent0\x01\x12\x34\n\x03Get\x12\x14.dualpath.v1.TurnRef\x1a\x17.dualpath.v1.TurnRecord\x12\x37\n\x06\x43\x61ncel\x12\x14.dualpath.v1.TurnRef\x1a\x17.dualpath.v1.TurnRecord\x12\x39\n\x07\x45xplain\x12\x14.dualpath.v1.TurnRef\x1a\x18.dualpath.v1.Explanationb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,32 +33,32 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_DECISION_INPUTSENTRY']._loaded_options = None
   _globals['_DECISION_INPUTSENTRY']._serialized_options = b'8\001'
-  _globals['_TURNSTATE']._serialized_start=1675
-  _globals['_TURNSTATE']._serialized_end=1975
-  _globals['_READSIDE']._serialized_start=1977
-  _globals['_READSIDE']._serialized_end=2050
+  _globals['_TURNSTATE']._serialized_start=1743
+  _globals['_TURNSTATE']._serialized_end=2043
+  _globals['_READSIDE']._serialized_start=2045
+  _globals['_READSIDE']._serialized_end=2118
   _globals['_SUBMITTURN']._serialized_start=41
-  _globals['_SUBMITTURN']._serialized_end=247
-  _globals['_SUBMITBATCH']._serialized_start=249
-  _globals['_SUBMITBATCH']._serialized_end=302
-  _globals['_TURNEVENT']._serialized_start=305
-  _globals['_TURNEVENT']._serialized_end=603
-  _globals['_EVENTBATCH']._serialized_start=605
-  _globals['_EVENTBATCH']._serialized_end=657
-  _globals['_TURNERROR']._serialized_start=659
-  _globals['_TURNERROR']._serialized_end=755
-  _globals['_TURNRESULT']._serialized_start=758
-  _globals['_TURNRESULT']._serialized_end=939
-  _globals['_TURNREF']._serialized_start=941
-  _globals['_TURNREF']._serialized_end=1002
-  _globals['_TURNRECORD']._serialized_start=1005
-  _globals['_TURNRECORD']._serialized_end=1324
-  _globals['_EXPLANATION']._serialized_start=1327
-  _globals['_EXPLANATION']._serialized_end=1463
-  _globals['_DECISION']._serialized_start=1466
-  _globals['_DECISION']._serialized_end=1672
-  _globals['_DECISION_INPUTSENTRY']._serialized_start=1627
-  _globals['_DECISION_INPUTSENTRY']._serialized_end=1672
-  _globals['_TURNS']._serialized_start=2053
-  _globals['_TURNS']._serialized_end=2417
+  _globals['_SUBMITTURN']._serialized_end=281
+  _globals['_SUBMITBATCH']._serialized_start=283
+  _globals['_SUBMITBATCH']._serialized_end=336
+  _globals['_TURNEVENT']._serialized_start=339
+  _globals['_TURNEVENT']._serialized_end=637
+  _globals['_EVENTBATCH']._serialized_start=639
+  _globals['_EVENTBATCH']._serialized_end=691
+  _globals['_TURNERROR']._serialized_start=693
+  _globals['_TURNERROR']._serialized_end=789
+  _globals['_TURNRESULT']._serialized_start=792
+  _globals['_TURNRESULT']._serialized_end=973
+  _globals['_TURNREF']._serialized_start=975
+  _globals['_TURNREF']._serialized_end=1036
+  _globals['_TURNRECORD']._serialized_start=1039
+  _globals['_TURNRECORD']._serialized_end=1392
+  _globals['_EXPLANATION']._serialized_start=1395
+  _globals['_EXPLANATION']._serialized_end=1531
+  _globals['_DECISION']._serialized_start=1534
+  _globals['_DECISION']._serialized_end=1740
+  _globals['_DECISION_INPUTSENTRY']._serialized_start=1695
+  _globals['_DECISION_INPUTSENTRY']._serialized_end=1740
+  _globals['_TURNS']._serialized_start=2121
+  _globals['_TURNS']._serialized_end=2485
 # @@protoc_insertion_point(module_scope)

@@ -42,7 +42,7 @@ READ_SIDE_PE: ReadSide
 READ_SIDE_DE: ReadSide
 
 class SubmitTurn(_message.Message):
-    __slots__ = ("idempotency_key", "session_id", "context_key", "context_tokens", "tokens", "max_new_tokens", "forced_tokens", "stop_tokens", "deadline_s")
+    __slots__ = ("idempotency_key", "session_id", "context_key", "context_tokens", "tokens", "max_new_tokens", "forced_tokens", "stop_tokens", "deadline_s", "tenant", "priority")
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     CONTEXT_KEY_FIELD_NUMBER: _ClassVar[int]
@@ -52,6 +52,8 @@ class SubmitTurn(_message.Message):
     FORCED_TOKENS_FIELD_NUMBER: _ClassVar[int]
     STOP_TOKENS_FIELD_NUMBER: _ClassVar[int]
     DEADLINE_S_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     idempotency_key: str
     session_id: str
     context_key: bytes
@@ -61,7 +63,9 @@ class SubmitTurn(_message.Message):
     forced_tokens: bool
     stop_tokens: _containers.RepeatedScalarFieldContainer[int]
     deadline_s: float
-    def __init__(self, idempotency_key: _Optional[str] = ..., session_id: _Optional[str] = ..., context_key: _Optional[bytes] = ..., context_tokens: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., max_new_tokens: _Optional[int] = ..., forced_tokens: _Optional[bool] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ...) -> None: ...
+    tenant: str
+    priority: int
+    def __init__(self, idempotency_key: _Optional[str] = ..., session_id: _Optional[str] = ..., context_key: _Optional[bytes] = ..., context_tokens: _Optional[int] = ..., tokens: _Optional[_Iterable[int]] = ..., max_new_tokens: _Optional[int] = ..., forced_tokens: _Optional[bool] = ..., stop_tokens: _Optional[_Iterable[int]] = ..., deadline_s: _Optional[float] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class SubmitBatch(_message.Message):
     __slots__ = ("turns",)
@@ -144,7 +148,7 @@ class TurnRef(_message.Message):
     def __init__(self, turn_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ...) -> None: ...
 
 class TurnRecord(_message.Message):
-    __slots__ = ("turn_id", "idempotency_key", "session_id", "arrival", "attempt", "state", "hit_tokens", "miss_tokens", "max_new_tokens", "pe", "de", "read_side", "result")
+    __slots__ = ("turn_id", "idempotency_key", "session_id", "arrival", "attempt", "state", "hit_tokens", "miss_tokens", "max_new_tokens", "pe", "de", "read_side", "result", "tenant", "priority")
     TURN_ID_FIELD_NUMBER: _ClassVar[int]
     IDEMPOTENCY_KEY_FIELD_NUMBER: _ClassVar[int]
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
@@ -158,6 +162,8 @@ class TurnRecord(_message.Message):
     DE_FIELD_NUMBER: _ClassVar[int]
     READ_SIDE_FIELD_NUMBER: _ClassVar[int]
     RESULT_FIELD_NUMBER: _ClassVar[int]
+    TENANT_FIELD_NUMBER: _ClassVar[int]
+    PRIORITY_FIELD_NUMBER: _ClassVar[int]
     turn_id: str
     idempotency_key: str
     session_id: str
@@ -171,7 +177,9 @@ class TurnRecord(_message.Message):
     de: str
     read_side: ReadSide
     result: TurnResult
-    def __init__(self, turn_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., session_id: _Optional[str] = ..., arrival: _Optional[int] = ..., attempt: _Optional[int] = ..., state: _Optional[_Union[TurnState, str]] = ..., hit_tokens: _Optional[int] = ..., miss_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., pe: _Optional[str] = ..., de: _Optional[str] = ..., read_side: _Optional[_Union[ReadSide, str]] = ..., result: _Optional[_Union[TurnResult, _Mapping]] = ...) -> None: ...
+    tenant: str
+    priority: int
+    def __init__(self, turn_id: _Optional[str] = ..., idempotency_key: _Optional[str] = ..., session_id: _Optional[str] = ..., arrival: _Optional[int] = ..., attempt: _Optional[int] = ..., state: _Optional[_Union[TurnState, str]] = ..., hit_tokens: _Optional[int] = ..., miss_tokens: _Optional[int] = ..., max_new_tokens: _Optional[int] = ..., pe: _Optional[str] = ..., de: _Optional[str] = ..., read_side: _Optional[_Union[ReadSide, str]] = ..., result: _Optional[_Union[TurnResult, _Mapping]] = ..., tenant: _Optional[str] = ..., priority: _Optional[int] = ...) -> None: ...
 
 class Explanation(_message.Message):
     __slots__ = ("turn", "place_in_line", "waits_for", "decisions")

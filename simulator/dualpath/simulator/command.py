@@ -2,7 +2,7 @@
 
 import typer
 
-from dualpath.simulator.commands import plan, reproduce, run, tune
+from dualpath.simulator.commands import chaos, plan, reproduce, run, tune
 
 
 def register(app: typer.Typer) -> None:
@@ -22,4 +22,5 @@ def register(app: typer.Typer) -> None:
     )
     sim.command("reproduce", help="Every figure of the paper's evaluation, beside its numbers.",
                 epilog=reproduce.EPILOG)(reproduce.reproduce)  # fmt: skip
+    sim.command("chaos", help="The whole scheduler under faults, judged by laws.", epilog=chaos.EPILOG)(chaos.chaos)
     app.add_typer(sim, name="sim")

@@ -57,7 +57,7 @@ class AdminService(admin_pb2_grpc.AdminServicer):
 def cell_status(cell: Cell, store_name: str) -> admin_pb2.CellStatus:
     """Everything an operator sees of a cell, from one look at the ledger."""
     core, ledger = cell.core, cell.core.ledger
-    counts, waiting, now = ledger.counts, ledger.waiting_count, core.now_s()
+    counts, waiting, now = ledger.counts, ledger.waiting.all.turns, core.now_s()
     oldest = max((now - e.accepted_at_s for e in ledger.open_turns() if not e.state.is_running), default=0.0)
     return admin_pb2.CellStatus(
         cell=core.cell,

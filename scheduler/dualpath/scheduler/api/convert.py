@@ -22,6 +22,8 @@ def submission_of(pb: turns_pb2.SubmitTurn) -> Submission:
         forced_tokens=pb.forced_tokens,
         stop_tokens=tuple(pb.stop_tokens),
         deadline_s=pb.deadline_s,
+        tenant=pb.tenant,
+        priority=pb.priority,
     )
 
 
@@ -69,6 +71,8 @@ def record_of(entry: TurnEntry) -> turns_pb2.TurnRecord:
         pe=entry.pe.engine_id if entry.pe else "",
         de=entry.de.engine_id if entry.de else "",
         read_side=wire.read_side_to_wire(entry.read_side),
+        tenant=turn.tenant,
+        priority=turn.priority,
     )
     if entry.result is not None:
         record.result.CopyFrom(wire.result_to_wire(entry.result))

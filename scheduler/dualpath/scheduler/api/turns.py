@@ -60,12 +60,11 @@ class TurnsService(turns_pb2_grpc.TurnsServicer):
     async def Cancel(self, request: turns_pb2.TurnRef, context: "grpc.aio.ServicerContext") -> turns_pb2.TurnRecord:
         entry = await self._find(request, context)
         try:
-            cell = self._post.cell
-            record = record_of(cell.settle.cancel(entry.turn.turn_id))
-            await self._post.within(cell.core.journal.drained())
+            self._post.cell.settle.cancel(entry.turn.turn_id)
+            await self._post.within(self._post.cell.core.journal.stored(entry.turn.turn_id))
         except DualPathError as error:
             await abort(context, error)
-        return record
+        return record_of(entry)
 
     async def Explain(self, request: turns_pb2.TurnRef, context: "grpc.aio.ServicerContext") -> turns_pb2.Explanation:
         entry = await self._find(request, context)
@@ -105,8 +104,12 @@ class TurnsService(turns_pb2_grpc.TurnsServicer):
             await abort(context, self._post.standby())
 
     async def _find(self, request: turns_pb2.TurnRef, context: "grpc.aio.ServicerContext") -> TurnEntry:
+        """The turn, once what is known of it is in the store too: nobody may hear of an end that could be forgotten."""
         try:
-            return self._post.cell.find(turn_id=request.turn_id, idempotency_key=request.idempotency_key)
+            cell = self._post.cell
+            entry = cell.find(turn_id=request.turn_id, idempotency_key=request.idempotency_key)
+            await self._post.within(cell.core.journal.stored(entry.turn.turn_id))
+            return entry
         except DualPathError as error:
             await abort(context, error)
             raise

@@ -13,6 +13,7 @@ class GroupState(StrEnum):
     READY = "ready"
     DRAINING = "draining"  # takes no more turns
     LOST = "lost"  # its stream ended; its lease runs
+    STALE = "stale"  # heard, but not of its load for a lease; it takes turns again after its next report
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +59,9 @@ class GroupEntry:
     fetch_open: bool = False
     report_seq: int = -1
     reported_at_s: float = 0.0
+    joined_at_s: float = 0.0
+    is_warming: bool = True  # in its slow start
+    handicap_tokens: int = 0  # what each engine counts as carrying on top while it warms up
     engine_loads: dict[EngineId, EngineLoad] = field(default_factory=dict)
     node_loads: dict[NodeId, NodeLoad] = field(default_factory=dict)
     unseen: dict[TurnId, Unseen] = field(default_factory=dict)
@@ -76,7 +80,9 @@ class GroupEntry:
 
     def go_on_from(self, known: "GroupEntry") -> None:
         """The same group with other nodes or engines: what its reports have not shown yet stays so."""
-        self.unseen, self.report_seq = known.unseen, known.report_seq
+        self.unseen, self.report_seq, self.reported_at_s = known.unseen, known.report_seq, known.reported_at_s
+        self.joined_at_s, self.is_warming = known.joined_at_s, known.is_warming
+        self.handicap_tokens = known.handicap_tokens
         self.unseen_of, self.unseen_reads = known.unseen_of, known.unseen_reads
 
     def give(self, turn_id: TurnId, load: Unseen) -> None:

@@ -12,7 +12,7 @@ that is not in the store yet. Counters are sums over records, kept as they chang
 
 import heapq
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from dualpath.model.errors import Broken
@@ -23,9 +23,11 @@ from dualpath.scheduler.lifecycle.contexts import ContextIndex
 from dualpath.scheduler.lifecycle.engines import GroupEntry, GroupState, Unseen
 from dualpath.scheduler.lifecycle.lines import Line
 from dualpath.scheduler.lifecycle.loads import Loads
+from dualpath.scheduler.lifecycle.order import FairOrder, Oldest, Order
 from dualpath.scheduler.lifecycle.records import DecisionNote, Held, Seat, TurnEntry
 from dualpath.scheduler.lifecycle.table import Event, next_state
 from dualpath.scheduler.lifecycle.unstored import count_as_stored, unstored
+from dualpath.scheduler.lifecycle.waiting import WaitingSums
 from dualpath.scheduler.policy.snapshot import (
     DecodeSnapshot,
     GroupView,
@@ -53,7 +55,7 @@ class Counts:
 class Ledger:
     """The scheduler's working copy of a cell. Nothing here waits or does I/O."""
 
-    def __init__(self, *, contexts_max: int = 1 << 20) -> None:
+    def __init__(self, *, contexts_max: int = 1 << 20, order: Order = Order.FIFO) -> None:
         self.turns: dict[TurnId, TurnEntry] = {}
         self.idempotency: dict[str, TurnId] = {}
         self.prefill_fifo = Line(PREFILL_FIFO)
@@ -63,7 +65,9 @@ class Ledger:
         self.contexts = ContextIndex(contexts_max=contexts_max)
         self.records: dict[str, int] = {}
         self.counts = Counts()
-        self.waiting_count = self.waiting_tokens = 0  # turns in any line, and their prompts
+        self.waiting = WaitingSums()
+        self._fair = FairOrder() if order is Order.FAIR else None
+        self._oldest = Oldest()  # of the prefill FIFO; kept in the fair order only
         self._deadlines: list[tuple[float, TurnId]] = []  # a heap; turns that have ended stay in it until their time
         self._seated: defaultdict[str, dict[TurnId, None]] = defaultdict(dict)  # per group, unfinished turns
         self._dropped: dict[TurnId, str] = {}  # and their idempotency keys, until the store has forgotten them too
@@ -143,6 +147,39 @@ class Ledger:
     def read_queue_tokens(self, group: GroupEntry, node_id: NodeId) -> int:
         return self.loads.read_queue_tokens(group, node_id)
 
+    # order
+
+    def tag(self, tenant: str, priority: int, prompt_tokens: int) -> int:
+        """What a turn that is accepted now gets as its tag."""
+        return self._fair.tag(tenant, priority, prompt_tokens) if self._fair is not None else 0
+
+    def overtaken(self, entry: TurnEntry) -> int:
+        """How many turns that came later have left the prefill FIFO before the oldest one in it: 0 for any other."""
+        if self._oldest_waiting() is not entry:
+            return 0
+        return max(0, self.last_arrival - entry.turn.arrival - (len(self.prefill_fifo) - 1))
+
+    def promote(self, overtakes_max: int) -> list[TurnEntry]:
+        """Put the oldest turns to the head of the prefill FIFO where too many later ones went before them."""
+        promoted: list[TurnEntry] = []
+        while self._fair is not None and (entry := self._oldest_waiting()) is not None:
+            if entry.promoted or self.overtaken(entry) < overtakes_max:
+                break
+            self._leave(entry)
+            entry.promoted = True
+            self._join(self.prefill_fifo, entry)
+            promoted.append(entry)
+        return promoted
+
+    def overtake(self, line: Line, counts: Sequence[tuple[TurnId, int]]) -> None:
+        """Turns of a group's queue were passed over by others behind them."""
+        for turn_id, count in counts:
+            line.overtake(self.turns[turn_id].line_key, count)
+
+    def _oldest_waiting(self) -> TurnEntry | None:
+        turn_id = self._oldest.first()
+        return None if turn_id is None else self.turns[turn_id]
+
     # moving a turn along
 
     def accept(self, turn: Turn, *, now_s: float) -> TurnEntry:
@@ -163,6 +200,8 @@ class Ledger:
         entry.state = next_state(entry.state, Event.PE_ASSIGNED)
         entry.pe = pe
         entry.note(note)
+        if self._fair is not None:
+            self._fair.placed(entry.turn)
         tokens = entry.turn.prompt_tokens
         self._seated[pe.group_id][turn_id] = None
         self.loads.give(self.groups[pe.group_id], turn_id, Unseen(pe.engine_id, tokens, 0, None, 0, None))
@@ -292,19 +331,27 @@ class Ledger:
     # rebuilding and checking
 
     @classmethod
-    def rebuild(cls, stored: StoredCell, *, now_s: float, contexts_max: int = 1 << 20) -> "Ledger":
+    def rebuild(
+        cls, stored: StoredCell, *, now_s: float, contexts_max: int = 1 << 20, order: Order = Order.FIFO
+    ) -> "Ledger":
         """The ledger of a stored cell. Lines follow from the turns and are compared with the stored ones (law I5).
 
         raises  Broken if records or lines do not hold together
         """
-        ledger = cls(contexts_max=contexts_max)
+        ledger = cls(contexts_max=contexts_max, order=order)
         ledger.contexts.restore(stored.contexts)
         ledger.idempotency = dict(stored.idempotency)
         missing = stored.turns.keys() - stored.prompts.keys()
         if missing:
             raise Broken(f"{len(missing)} turns have no prompt, {min(missing)} among them", reason="PROMPTS")
         entries = [TurnEntry.decode(record, stored.prompts[turn], now_s=now_s) for turn, record in stored.turns.items()]
+        if ledger._fair is not None:
+            unended = [entry for entry in entries if not entry.state.is_terminal]
+            waiting = [entry.turn for entry in unended if entry.state is TurnState.PREFILL_FIFO]
+            ledger._fair.restore([entry.turn for entry in unended], waiting)
         for entry in sorted(entries, key=lambda entry: entry.turn.arrival):
+            if ledger._fair is None and entry.turn.tag:
+                entry.promoted = True  # the order is by arrival again
             ledger._restore(entry)
         for key, amount in stored.records.items():
             ledger._restore_record(key, amount)
@@ -314,10 +361,14 @@ class Ledger:
             line = ledger.line_of(entry)
             count_as_stored(entry, line.name if line is not None else None)
         found = {name: tuple(turn for _, turn in line) for name, line in stored.lines.items() if line}
-        wanted = {line.name: tuple(line) for line in ledger.lines() if len(line)}
+        wanted = {line.name: ledger.by_arrival(line) for line in ledger.lines() if len(line)}
         if found != wanted:
             raise Broken(f"stored lines {sorted(found)} differ from the turns' states", reason="LINES")
         return ledger
+
+    def by_arrival(self, line: Line) -> tuple[TurnId, ...]:
+        """As the store holds a line."""
+        return tuple(sorted(line, key=lambda turn_id: self.turns[turn_id].turn.arrival))
 
     def lines(self) -> tuple[Line, ...]:
         return (self.prefill_fifo, self.decode_queue, *self.group_queues.values())
@@ -355,12 +406,12 @@ class Ledger:
 
     def _join(self, line: Line, entry: TurnEntry) -> None:
         turn = entry.turn
-        head = line.head
-        line.join(WaitingTurn(turn.turn_id, turn.arrival, turn.hit_tokens, turn.miss_tokens, turn.max_new_tokens))
-        self.waiting_count += 1
-        self.waiting_tokens += turn.prompt_tokens
-        is_head = head is None or turn.arrival < head.arrival
+        waiting = WaitingTurn(turn.turn_id, turn.arrival, turn.hit_tokens, turn.miss_tokens, turn.max_new_tokens)
+        is_head = line.join(waiting, entry.line_key)
+        self.waiting.join(turn)
         if line is self.prefill_fifo:
+            if self._fair is not None:
+                self._oldest.join(turn)
             if is_head:
                 self.loads.fetches[Role.PREFILL].look_all()
         elif entry.state is TurnState.GROUP_QUEUE and entry.de_group is not None:
@@ -373,9 +424,10 @@ class Ledger:
         line = self.line_of(entry)
         if line is None:
             raise Broken(f"turn {entry.turn.turn_id} stands in no line", reason="LEDGER")
-        line.leave(entry.turn.arrival)
-        self.waiting_count -= 1
-        self.waiting_tokens -= entry.turn.prompt_tokens
+        line.leave(entry.line_key)
+        self.waiting.leave(entry.turn)
+        if line is self.prefill_fifo:
+            self._oldest.leave(entry.turn)
         if entry.state is TurnState.GROUP_QUEUE and entry.de_group is not None:
             self.loads.queued(entry.de_group)
             group = self.groups.get(entry.de_group)

@@ -64,6 +64,28 @@ class Loads:
         self._group_views.pop(group.group_id, None)
         self.fetches[group.hello.role].look(group)
 
+    def warm_up(self, now_s: float, slow_start_s: float) -> None:
+        """Slow start: an engine that has just come counts as carrying what the others carry on average, less and less
+        over `slow_start_s`. It is idle for a reason that the numbers do not show: caches are cold, and every decision
+        until its next report would else fall on it.
+        """
+        warming = [group for group in self.groups.values() if group.is_warming]
+        means = {role: self._mean_tokens(role) for role in Role} if warming else {}
+        for group in warming:
+            left = 1.0 - (now_s - group.joined_at_s) / slow_start_s if slow_start_s else 0.0
+            group.is_warming = left > 0
+            tokens = int(max(0.0, left) * means[group.hello.role])
+            if tokens != group.handicap_tokens:
+                group.handicap_tokens = tokens
+                self.changed(group)
+
+    def _mean_tokens(self, role: Role) -> float:
+        """Open tokens of an engine that has been here for longer; 0 where there is none."""
+        groups = [group for group in self.groups.values() if group.hello.role is role and not group.is_warming]
+        engines = [engine_id for group in groups for engine_id in group.node_of]
+        resource = OPEN_TOKENS_OF[role]
+        return sum([self.sums[resource, engine_id] for engine_id in engines]) / len(engines) if engines else 0.0
+
     def _forget(self, group: GroupEntry) -> None:
         self.changed(group)
         self.fetches[group.hello.role].close(group)
@@ -150,13 +172,14 @@ class Loads:
             turns = max(turns, load.open_turns + unseen_turns)
             tokens = max(tokens, load.open_tokens + unseen_tokens)
             free = min(free, load.free_hbm_tokens - unseen_hbm_tokens)
-        view = EngineView(engine_id, engine.node_id, rank, turns, tokens, free)
+        view = EngineView(engine_id, engine.node_id, rank, turns, tokens + group.handicap_tokens, free)
         self._engine_views[engine_id] = view
         return view
 
     def _group_view(self, group: GroupEntry, queue: Line | None) -> GroupView:
         sums = self.sums
         tokens = sum([sums["decode_tokens", engine_id] for engine_id in group.node_of])
+        tokens += group.handicap_tokens * len(group.node_of)
         view = GroupView(group.group_id, group.rank, tokens, queue.tokens if queue is not None else 0)
         self._group_views[group.group_id] = view
         return view

@@ -29,6 +29,7 @@ from dualpath.model.ids import (
 )
 from dualpath.model.turn import EndReason, ReadSide, Turn, TurnResult, TurnState
 
+ARRIVAL_BITS = 44  # of a key in a line; as many turns are never accepted
 DECISIONS_MAX = 64  # decisions kept for Explain; the oldest go first
 _LENGTH = struct.Struct("<I")
 _COUNTS = struct.Struct("<II")
@@ -80,6 +81,7 @@ class TurnEntry:
     assignment: int = 0  # number of the plan; 0 before there is one
     agent_epochs: dict[str, int] = field(default_factory=dict)  # group -> epoch its plan was made for
     prefill_done: bool = False  # not in the record: the PE's own record is closed then
+    promoted: bool = False  # it stands before every turn of the fair order, since too many have gone before it
     told_again: bool = False  # not in the record: the PE got the plan of this attempt more than once
     result: TurnResult | None = None
     ended_at_s: float = 0.0
@@ -92,6 +94,12 @@ class TurnEntry:
     notes_made: int = field(default=0, compare=False)
     notes_stored: int = field(default=-1, compare=False)
     _away: bytes = field(default=b"", compare=False)  # the notes of an ended turn, as they are in the record
+
+    @property
+    def line_key(self) -> int:
+        """Where it stands in any line: by its tag in the fair order, then by arrival."""
+        turn = self.turn
+        return turn.arrival if self.promoted else turn.tag << ARRIVAL_BITS | turn.arrival
 
     def note(self, decision: DecisionNote) -> None:
         self.notes_made += 1
@@ -127,6 +135,10 @@ class TurnEntry:
             "stop_tokens": turn.stop_tokens,
             "deadline_s": None if turn.deadline_at_s is None else turn.deadline_at_s - self.accepted_at_s,
             "idempotency_key": turn.idempotency_key,
+            "tenant": turn.tenant,
+            "priority": turn.priority,
+            "tag": turn.tag,
+            "promoted": self.promoted,
             "state": self.state,
             "attempt": self.attempt,
             "pe": self.pe,
@@ -169,6 +181,9 @@ class TurnEntry:
             stop_tokens=tuple(header["stop_tokens"]),
             deadline_at_s=None if deadline_s is None else now_s + deadline_s,
             idempotency_key=header["idempotency_key"],
+            tenant=header["tenant"],
+            priority=header["priority"],
+            tag=header["tag"],
         )
         result = _result(header["result"], _tokens_of(body[at:]))
         read_side = header["read_side"]
@@ -182,6 +197,7 @@ class TurnEntry:
             de_group=header["de_group"],
             read_side=ReadSide(read_side) if read_side else None,
             assignment=header["assignment"],
+            promoted=header["promoted"],
             agent_epochs=header["agent_epochs"],
             result=result,
             ended_at_s=now_s if result else 0.0,

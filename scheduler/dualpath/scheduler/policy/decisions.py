@@ -24,6 +24,7 @@ class StopReason(StrEnum):
     EMPTY_QUEUE = "empty_queue"
     ALL_OVERLOADED = "all_overloaded"  # every PE is over beta
     NO_HBM = "no_hbm"  # no DE can hold the head
+    OVERTAKEN = "overtaken"  # no DE can hold a turn that has been passed over often enough
     NO_ENGINES = "no_engines"
 
 
@@ -67,10 +68,13 @@ class GroupPlacement(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class DecodeDecision:
+    """`waiting` turns were left because of `stop`; `overtaken` are those passed over (skip-ahead), and how often."""
+
     placements: tuple[Placement, ...]
     stop: StopReason
     waiting: int
     high_mark_tokens: float
+    overtaken: tuple[tuple[TurnId, int], ...] = ()
 
 
 class ReadSideDecision(NamedTuple):
@@ -90,6 +94,7 @@ _SENTENCES: dict[PlacementReason | StopReason | ReadReason, str] = {
     StopReason.EMPTY_QUEUE: "the line is empty",
     StopReason.ALL_OVERLOADED: "every PE of the group has more open tokens than beta",
     StopReason.NO_HBM: "no DE of the group has the HBM for the turn at the head",
+    StopReason.OVERTAKEN: "no DE of the group has the HBM for a turn that may be overtaken no more",
     StopReason.NO_ENGINES: "the group has no engines",
     ReadReason.SHORTER_QUEUE: "the node of this side has the shorter read queue",
     ReadReason.EQUAL_QUEUES: "both read queues are equally long; sides take turns",

@@ -6,6 +6,7 @@ Z = 1.05 x (sum of len over R + sum of tok_e) / |G| once per fetch, and pops the
 that stay at or under Z are the low class (least seq_e wins), the others the high class (least tok_e wins); none: stop.
 """
 
+import sys
 from collections.abc import Sequence
 
 from dualpath.scheduler.policy.decisions import (
@@ -43,7 +44,8 @@ def spread_to_groups(
 
 
 def assign_decode(snapshot: DecodeSnapshot, limits: PolicyLimits) -> DecodeDecision:
-    """Phase 2: place a prefix of the group's queue, never beyond an engine's free HBM.
+    """Phase 2: place turns of the group's queue, never beyond an engine's free HBM: a prefix of it, or with skip-ahead
+    whoever fits behind turns that do not, each of which is overtaken overtakes_max times at most (FAULTS D1).
 
     A linear scan per turn: a group has at most 64 engines. Full ties fall to the first in the rotation.
     """
@@ -55,13 +57,21 @@ def assign_decode(snapshot: DecodeSnapshot, limits: PolicyLimits) -> DecodeDecis
     free_hbm_tokens = [engine.free_hbm_tokens for engine in engines]
     high_mark = _high_mark(snapshot, limits)
     placements: list[Placement] = []
+    skipped: list[tuple[WaitingTurn, int]] = []  # with the number of placements before it was passed over
+    room = sys.maxsize  # placements until one of those skipped may be overtaken no more
     for turn in snapshot.waiting:
         prompt = turn.prompt_tokens
         needed = prompt + turn.max_new_tokens
         at, reason = _choose(open_turns, open_tokens, free_hbm_tokens, high_mark, prompt, needed)
         if at < 0:
-            waiting = len(snapshot.waiting) - len(placements)
-            return DecodeDecision(tuple(placements), StopReason.NO_HBM, waiting, high_mark)
+            if len(skipped) >= limits.skip_ahead_turns:
+                return _stopped(snapshot, placements, skipped, StopReason.NO_HBM, high_mark)
+            skipped.append((turn, len(placements)))
+            room = min(room, limits.overtakes_max - turn.overtaken)
+            continue
+        if skipped and room <= 0:
+            return _stopped(snapshot, placements, skipped, StopReason.OVERTAKEN, high_mark)
+        room -= 1
         placements.append(
             Placement(
                 turn.turn_id, engines[at].engine_id, reason, open_tokens[at], open_turns[at], 0, free_hbm_tokens[at]
@@ -70,7 +80,19 @@ def assign_decode(snapshot: DecodeSnapshot, limits: PolicyLimits) -> DecodeDecis
         open_turns[at] += 1
         open_tokens[at] += prompt
         free_hbm_tokens[at] -= needed
-    return DecodeDecision(tuple(placements), StopReason.EMPTY_QUEUE, 0, high_mark)
+    stop = StopReason.NO_HBM if skipped else StopReason.EMPTY_QUEUE
+    return _stopped(snapshot, placements, skipped, stop, high_mark)
+
+
+def _stopped(
+    snapshot: DecodeSnapshot,
+    placements: Sequence[Placement],
+    skipped: Sequence[tuple[WaitingTurn, int]],
+    stop: StopReason,
+    high_mark: float,
+) -> DecodeDecision:
+    overtaken = tuple((turn.turn_id, len(placements) - before) for turn, before in skipped if before < len(placements))
+    return DecodeDecision(tuple(placements), stop, len(snapshot.waiting) - len(placements), high_mark, overtaken)
 
 
 def _choose(

@@ -12,6 +12,8 @@ from typing import NamedTuple, Protocol, TypeVar
 from dualpath.model.errors import Rejected
 from dualpath.model.ids import EngineId, GroupId, NodeId, TurnId
 
+SKIP_AHEAD_MAX = 1024  # of skip_ahead_turns, since each fetch looks at all of them
+
 
 class WaitingTurn(NamedTuple):
     """A turn in a line, as far as placing it needs to know."""
@@ -21,6 +23,7 @@ class WaitingTurn(NamedTuple):
     hit_tokens: int
     miss_tokens: int
     max_new_tokens: int = 1
+    overtaken: int = 0  # turns behind it that were placed first (skip-ahead)
 
     @property
     def prompt_tokens(self) -> int:
@@ -128,12 +131,16 @@ class PolicyLimits:
     alpha_tokens      read queue up to which a node counts as short: what its SNIC reads in 3 s
     beta_tokens       open tokens above which a PE gets nothing: what one GPU processes in 5 s
     high_mark_factor  headroom over the even share, above which a DE counts as high
+    skip_ahead_turns  turns without room that one fetch of a DE group passes over; 0, the paper: the first one ends it
+    overtakes_max     times that one turn may be passed over; then nobody goes before it
     """
 
     alpha_tokens: int = 200_000
     beta_tokens: int = 400_000
     high_mark_factor: float = 1.05
     classify: Classify = Classify.EACH_PLACEMENT
+    skip_ahead_turns: int = 0
+    overtakes_max: int = 100
 
     def __post_init__(self) -> None:
         if self.alpha_tokens < 0:
@@ -142,6 +149,10 @@ class PolicyLimits:
             raise _limit("beta_tokens", self.beta_tokens, "at least 0")
         if not 1.0 <= self.high_mark_factor <= 10.0:
             raise _limit("high_mark_factor", self.high_mark_factor, "between 1 and 10")
+        if not 0 <= self.skip_ahead_turns <= SKIP_AHEAD_MAX:
+            raise _limit("skip_ahead_turns", self.skip_ahead_turns, f"between 0 and {SKIP_AHEAD_MAX}")
+        if self.overtakes_max < 1:
+            raise _limit("overtakes_max", self.overtakes_max, "at least 1")
 
 
 def _limit(field: str, found: float, wanted: str) -> Rejected:

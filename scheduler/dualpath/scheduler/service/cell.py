@@ -43,8 +43,8 @@ class Cell:
         self._store = store
         self._lease = lease
         self.intake = Intake(core)
-        self.dispatch = Dispatch(core)
         self.settle = Settle(core)
+        self.dispatch = Dispatch(core, self.settle.expire)
         self.leases = Leases(core, self.dispatch, self.settle)
         self.started_at_s = core.now_s()
 
@@ -71,7 +71,9 @@ class Cell:
         lease = StoreLease(store, tenure, clock, asked_at_s=asked_at_s, lease_s=store_lease_s)
         async with lease.kept(store_lease_s):
             stored = await store.load(tenure)
-            ledger = Ledger.rebuild(stored, now_s=clock.monotonic_s(), contexts_max=bounds.contexts_max)
+            ledger = Ledger.rebuild(
+                stored, now_s=clock.monotonic_s(), contexts_max=bounds.contexts_max, order=bounds.order
+            )
         journal = Journal(store, tenure, clock, ledger, commit_max=bounds.commit_max, journal_max=bounds.journal_max)
         hub = EventHub(watchers_max=bounds.watchers_max, news_max=bounds.news_max)
         core = Core(cell, ledger, journal, tenure, clock, ids, policy, limits, bounds, hub)
@@ -115,7 +117,7 @@ class Cell:
         """Place in line and what has to happen for the turn to move."""
         ledger = self.core.ledger
         line = ledger.line_of(entry)
-        place = line.place(entry.turn.arrival) if line is not None else 0
+        place = line.place(entry.line_key) if line is not None else 0
         match entry.state:
             case TurnState.PREFILL_FIFO:
                 ahead = f"{place - 1} turns ahead; " if place > 1 else ""

@@ -4,7 +4,7 @@ A fetch that finds nothing stays open and is served the moment something changes
 group's next report opens it again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import takewhile
 
@@ -24,8 +24,10 @@ _FETCH = {role: f"fetch {role}" for role in Role}  # names of the rotations over
 class Dispatch:
     """Serves open fetches. `stops` remembers why each group's last fetch ended, for Explain."""
 
-    def __init__(self, core: Core) -> None:
+    def __init__(self, core: Core, expire: Callable[[], None]) -> None:
+        """expire  ends the turns whose deadline has come: none of them is given to an engine"""
         self._core = core
+        self._expire = expire
         self.stops: dict[GroupId, StopReason] = {}
 
     async def run(self) -> None:
@@ -37,6 +39,7 @@ class Dispatch:
 
     def pump(self) -> None:
         """Serve every open fetch once: PE groups, then the spread over DE groups, then each DE group."""
+        self._expire()
         if len(self._core.ledger.prefill_fifo):
             for group in self._fetching(Role.PREFILL):
                 self._fetch_prefill(group)
@@ -55,6 +58,9 @@ class Dispatch:
         core = self._core
         if not len(core.ledger.prefill_fifo):
             return
+        for entry in core.ledger.promote(core.limits.overtakes_max):
+            entry.note(core.note(entry, "promoted", "prefill_fifo", "overtaken"))
+            core.journal.append(entry.turn.turn_id)
         snapshot = core.ledger.prefill_snapshot(group, rotation=core.rotations[group.group_id])
         decision: PrefillDecision = core.policy.assign_prefill(snapshot, core.limits)
         self.stops[group.group_id] = decision.stop
@@ -81,6 +87,8 @@ class Dispatch:
             inputs = {"group_tokens": placement.group_tokens}
             note = core.note(entry, "group", placement.group_id, placement.reason, inputs)
             core.ledger.choose_group(placement.turn_id, placement.group_id, note)
+            if core.limits.skip_ahead_turns:  # it may have room although those before it have none
+                core.ledger.loads.fetches[Role.DECODE].look(core.ledger.groups[placement.group_id])
             core.journal.append(placement.turn_id)
         core.rotations["spread"] += len(placements)
 
@@ -92,6 +100,7 @@ class Dispatch:
         snapshot = core.ledger.decode_snapshot(group, rotation=core.rotations[group.group_id])
         decision: DecodeDecision = core.policy.assign_decode(snapshot, core.limits)
         self.stops[group.group_id] = decision.stop
+        core.ledger.overtake(queue, decision.overtaken)
         placements = self._with_known_pe(decision.placements[:FETCH_TURNS_MAX])
         for placement in placements:
             self._plan(group, placement, decision.high_mark_tokens)

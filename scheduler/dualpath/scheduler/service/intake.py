@@ -8,11 +8,13 @@ from dualpath.model.errors import Refused, Rejected
 from dualpath.model.ids import BLOCK_KEY_BYTES, ROOT_KEY, BlockKey, SessionId, TurnId
 from dualpath.model.keys import chain_keys
 from dualpath.model.turn import Turn
+from dualpath.scheduler.lifecycle.order import PRIORITY_MAX
 from dualpath.scheduler.lifecycle.records import TurnEntry
 from dualpath.scheduler.service.core import Core
 
 IDEMPOTENCY_BYTES_MAX = 128
 SESSION_BYTES_MAX = 256
+TENANT_BYTES_MAX = 64
 STOP_TOKENS_MAX = 64
 TOKEN_BITS = 32
 OVERLOAD_RETRY_S = 0.5
@@ -31,6 +33,8 @@ class Submission:
     forced_tokens: bool = False
     stop_tokens: tuple[int, ...] = ()
     deadline_s: float = 0.0
+    tenant: str = ""
+    priority: int = 0
 
 
 class Intake:
@@ -75,19 +79,32 @@ class Intake:
         journal.append(turn_id, say)
 
     def _check_room(self, submission: Submission) -> None:
-        bounds, ledger = self._core.bounds, self._core.ledger
-        if ledger.waiting_count >= bounds.waiting_turns_max:
-            raise _overload(f"{ledger.waiting_count} turns wait, the bound is {bounds.waiting_turns_max}")
-        tokens = ledger.waiting_tokens + submission.context_tokens + len(submission.tokens)
-        if tokens > bounds.waiting_tokens_max:
-            raise _overload(f"{tokens} tokens would wait, the bound is {bounds.waiting_tokens_max}")
-        if self._core.journal.is_full:
+        """raises Refused where the turn would pass a bound, of the whole cell or of its tenant"""
+        bounds, core = self._core.bounds, self._core
+        prompt = submission.context_tokens + len(submission.tokens)
+        whole = core.ledger.waiting.all
+        if whole.turns >= bounds.waiting_turns_max:
+            raise _overload(f"{whole.turns} turns wait, the bound is {bounds.waiting_turns_max}")
+        if whole.tokens + prompt > bounds.waiting_tokens_max:
+            raise _overload(f"{whole.tokens + prompt} tokens would wait, the bound is {bounds.waiting_tokens_max}")
+        if whole.bytes > bounds.waiting_bytes_max:
+            raise _overload(f"{whole.bytes} bytes of prompts wait, the bound is {bounds.waiting_bytes_max}")
+        if bounds.tenant_turns_max or bounds.tenant_tokens_max:
+            own, name = core.ledger.waiting.of(submission.tenant), submission.tenant
+            if bounds.tenant_turns_max and own.turns >= bounds.tenant_turns_max:
+                raise _overload(f"{own.turns} turns of tenant {name!r} wait, its bound is {bounds.tenant_turns_max}")
+            if bounds.tenant_tokens_max and own.tokens + prompt > bounds.tenant_tokens_max:
+                found = f"{own.tokens + prompt} tokens of tenant {name!r} would wait"
+                raise _overload(f"{found}, its bound is {bounds.tenant_tokens_max}")
+        if core.journal.is_full:
             raise _overload("the store is behind: too many change sets wait for it")
 
     def _resolve(self, submission: Submission) -> Turn:
         """Find the context: by its key, or for a whole prompt the longest committed prefix."""
         core = self._core
         hit_keys, tokens = self._by_key(submission) if submission.context_tokens else self._by_tokens(submission)
+        # not blocks x block size: after a restart contexts are known before any group that could tell the size
+        hit_tokens = (core.ledger.contexts.tokens_at(hit_keys[-1]) or 0) if hit_keys else 0
         deadline_s = submission.deadline_s or core.bounds.deadline_s
         return Turn(
             turn_id=TurnId(core.ids.turn_id()),
@@ -96,13 +113,15 @@ class Intake:
             tokens=tokens,
             max_new_tokens=submission.max_new_tokens,
             context_key=hit_keys[-1] if hit_keys else ROOT_KEY,
-            # not blocks x block size: after a restart contexts are known before any group that could tell the size
-            hit_tokens=(core.ledger.contexts.tokens_at(hit_keys[-1]) or 0) if hit_keys else 0,
+            hit_tokens=hit_tokens,
             hit_keys=hit_keys,
             forced_tokens=submission.forced_tokens,
             stop_tokens=submission.stop_tokens,
             deadline_at_s=core.now_s() + deadline_s,
             idempotency_key=submission.idempotency_key,
+            tenant=submission.tenant,
+            priority=submission.priority,
+            tag=core.ledger.tag(submission.tenant, submission.priority, hit_tokens + len(tokens)),
         )
 
     def _by_key(self, submission: Submission) -> tuple[tuple[BlockKey, ...], tuple[int, ...]]:
@@ -157,6 +176,11 @@ def check_fields(submission: Submission, *, prompt_max: int, new_max: int) -> No
         raise _malformed("max_new_tokens", f"is {submission.max_new_tokens}", f"1 to {new_max}")
     if len(submission.stop_tokens) > STOP_TOKENS_MAX:
         raise _malformed("stop_tokens", f"has {len(submission.stop_tokens)} entries", f"at most {STOP_TOKENS_MAX}")
+    tenant_bytes = len(submission.tenant.encode())
+    if tenant_bytes > TENANT_BYTES_MAX:
+        raise _malformed("tenant", f"has {tenant_bytes} bytes", f"at most {TENANT_BYTES_MAX}")
+    if not 0 <= submission.priority <= PRIORITY_MAX:
+        raise _malformed("priority", f"is {submission.priority}", f"0 to {PRIORITY_MAX}")
     if submission.deadline_s < 0:
         raise _malformed("deadline_s", f"is {submission.deadline_s}", "0 or more")
     has_key = submission.context_key != ROOT_KEY

@@ -56,7 +56,7 @@ class Journal:
         self._commit_max = commit_max
         self._journal_max = journal_max
         self._waiting: dict[TurnId, list[tuple[int, After]] | None] = {}  # what to say once the turn is stored
-        self._under_way = 0  # turns of the call that is being made
+        self._under_way: list[TurnId] = []  # turns of the call that is being made
         self._steps = 0
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
@@ -67,7 +67,7 @@ class Journal:
 
     @property
     def is_full(self) -> bool:
-        return len(self._waiting) + self._under_way >= self._journal_max
+        return len(self._waiting) + len(self._under_way) >= self._journal_max
 
     def append(self, turn_id: TurnId, after: After | None = None) -> None:
         """A turn has changed; `after` runs once that is in the store, in the order of the steps."""
@@ -91,8 +91,16 @@ class Journal:
             self._applied.clear()
             await self._applied.wait()
 
+    async def stored(self, turn_id: TurnId) -> None:
+        """Return when the turn is in the store as it is now, whatever else there is to write."""
+        if turn_id not in self._waiting and turn_id not in self._under_way:
+            return
+        done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.append(turn_id, lambda: None if done.done() else done.set_result(None))
+        await done
+
     async def drained(self) -> None:
-        """Return when every step appended so far is in the store."""
+        """Return when nothing waits for the store. Under load that may be never."""
         await self._idle.wait()
 
     async def run(self) -> None:
@@ -102,7 +110,7 @@ class Journal:
             while self._waiting:
                 changes, after = self._take()
                 await self._apply(changes)
-                self._under_way = 0
+                self._under_way = []
                 for step in after:
                     _run_after(step)
                 self._applied.set()
@@ -112,8 +120,7 @@ class Journal:
     def _take(self) -> tuple[list[ChangeSet], list[After]]:
         """The oldest turns: what is to be written of them as they are now, and what is to be said then."""
         waiting, unstored = self._waiting, self._ledger.unstored
-        turns = list(islice(waiting, self._commit_max))
-        self._under_way = len(turns)
+        turns = self._under_way = list(islice(waiting, self._commit_max))
         changes = [self._ledger.unstored_contexts()]
         after: list[tuple[int, After]] = []
         for turn_id in turns:

@@ -33,13 +33,23 @@ class Leases:
         if known is not None and known.hello.agent_epoch != hello.agent_epoch:
             self._lose(known, "agent started anew")
             known = None
-        group = GroupEntry(hello, rank=known.rank if known else core.ledger.loads.next_rank())
+        now_s = core.now_s()
+        group = GroupEntry(
+            hello,
+            rank=known.rank if known else core.ledger.loads.next_rank(),
+            reported_at_s=now_s,
+            joined_at_s=now_s,
+        )
         if known is not None:
             group.go_on_from(known)
             # nodes or engines may differ: a member joined or left the group
             self._return_missing_engines(group)
-        group.lease_ends_at_s = core.now_s() + core.bounds.lease_s
+        group.lease_ends_at_s = now_s + core.bounds.lease_s
         core.ledger.loads.join(group)
+        core.ledger.loads.warm_up(now_s, core.bounds.slow_start_s)
+        before = core.links.get(hello.group_id)
+        if before is not None and before is not link:
+            before.close()  # whichever of the two the leader listens to, it finds out and comes again
         core.links[hello.group_id] = link
         core.ledger.loads.fetches[Role.DECODE].look_all()  # turns in their queues may wait for this PE group
         self._reconcile(group, set(running), link)
@@ -58,6 +68,8 @@ class Leases:
         group = loads.groups.get(report.group_id)
         if group is None or not group.take(report, self._core.now_s()):
             return
+        if group.state is GroupState.STALE:
+            group.state = GroupState.READY
         loads.changed(group)
         if fetch and group.state is GroupState.READY:
             loads.fetches[group.hello.role].open(group)
@@ -96,11 +108,15 @@ class Leases:
         self._core.tell(group_id, SendDrain(deadline_s))
 
     def sweep(self) -> None:
-        """Return the turns of every group whose lease has ended."""
-        now = self._core.now_s()
+        """Return the turns of every group whose lease has ended; give none to one that does not report any more."""
+        now, lease_s = self._core.now_s(), self._core.bounds.lease_s
+        self._core.ledger.loads.warm_up(now, self._core.bounds.slow_start_s)
         for group in list(self._core.ledger.groups.values()):
             if now >= group.lease_ends_at_s:
                 self._lose(group, "lease ended")
+            elif group.state is GroupState.READY and now - group.reported_at_s > lease_s:
+                self._stop(group, GroupState.STALE)
+                self._free_queue(group)
         if self._orphans_until_s is not None and now >= self._orphans_until_s:
             self._orphans_until_s = None  # from here on every seat is in a group whose end is seen
             for entry in self._core.ledger.open_turns():

@@ -99,12 +99,16 @@ class Settle:
         self._cancel_both(entry, message)
         self._end(entry, Event.FAILED, TurnResult((), reason, message=message), reason)
 
-    def sweep(self) -> None:
-        """Deadlines (law I7), and ended turns whose retention is over."""
-        core, now = self._core, self._core.now_s()
-        for entry in core.ledger.past_deadline(now):
+    def expire(self) -> None:
+        """End the turns whose deadline has come (law I7)."""
+        for entry in self._core.ledger.past_deadline(self._core.now_s()):
             where = f"in state {entry.state}, attempt {entry.attempt}"
             self.fail(entry, EndReason.DEADLINE, f"deadline passed {where}")
+
+    def sweep(self) -> None:
+        """Deadlines, and ended turns whose retention is over."""
+        core, now = self._core, self._core.now_s()
+        self.expire()
         excess = core.ledger.ended_count - core.bounds.ended_turns_max
         for entry in core.ledger.ended_turns():
             if excess <= 0 and now - entry.ended_at_s < core.bounds.retention_s:

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import cast
 
-from dualpath.model.errors import Broken
+from dualpath.model.errors import Broken, Rejected
 from dualpath.model.ids import EngineId, GroupId, NodeId
 from dualpath.model.layout import BLOCK_TOKENS
 from dualpath.model.turn import ReadSide
@@ -75,6 +75,10 @@ class DirectControl:
     def __init__(
         self, machine: Machine, policy: Policy, limits: PolicyLimits, *, committed: Callable[[SimTurn], None]
     ) -> None:
+        """raises Rejected for limits that only the scheduler itself knows how to keep"""
+        if limits.skip_ahead_turns:
+            message = f"skip_ahead_turns is {limits.skip_ahead_turns}, the fast driver knows 0 only; use the scheduler"
+            raise Rejected(message, field="skip_ahead_turns")
         self._machine = machine
         self._policy = policy
         self._limits = limits
