@@ -7,9 +7,10 @@ BIN := $(VENV)/bin
 PROTOS := $(wildcard proto/dualpath/v1/*.proto)
 SOURCES := $(wildcard sdk scheduler engine_agent storage_shim simulator tests benchmarks examples)
 UV_VERSION := 0.13.9
+CHAOS_OPTIONS = $(if $(SEED),--seed $(SEED)) $(if $(OUT),--out $(OUT))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test lint format proto bench-main bench-control bench-rebuild reproduce sim-chaos mutants lock clean
+.PHONY: help setup demo test lint format proto bench-main bench-control bench-rebuild reproduce sim-chaos mutants storm soak chaos lock clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -49,6 +50,16 @@ bench-rebuild: setup ## how soon a scheduler leads a cell of 50,000 open turns; 
 reproduce: setup ## simulate the paper's evaluation; OUT=file.json keeps the figures, JOBS=1 takes one core
 	@$(BIN)/dualpath sim reproduce --keep build/reproduce --jobs $(or $(JOBS),0) $(if $(OUT),--out $(OUT)) \
 	    $(if $(DOCS),--docs $(DOCS))
+
+storm: setup ## kill scheduler, agents and Redis under 10,000 turns; SEED=1 TURNS=10000 SECONDS=60 OUT=file.json
+	@$(BIN)/python -m tests.chaos.storm $(CHAOS_OPTIONS) $(if $(TURNS),--turns $(TURNS)) \
+	    $(if $(SECONDS),--seconds $(SECONDS)) $(ARGS)
+
+soak: setup ## a modest load for an hour, nothing may grow; MINUTES=60 SEED=1 OUT=file.json
+	@$(BIN)/python -m tests.chaos.soak $(CHAOS_OPTIONS) --minutes $(or $(MINUTES),60) $(ARGS)
+
+chaos: setup ## two schedulers, Redis with Sentinels and six agents under faults, judged; SEED=1 OUT=file.json
+	@$(BIN)/python -m tests.chaos $(CHAOS_OPTIONS) $(ARGS)
 
 sim-chaos: setup ## the scheduler under 20,000 seeds of faults; OUT=file keeps a JSON line per property; RUNS=, JOBS=
 	@$(BIN)/dualpath sim chaos --runs $(or $(RUNS),20000) --jobs $(or $(JOBS),0) --json $(if $(OUT),--out $(OUT))

@@ -288,8 +288,13 @@ async def test_a_replica_refuses_writes(own_redis: EmbeddedRedis, cell: str, fre
 
 async def test_too_few_replicas_leave_the_outcome_unknown(redis_server: EmbeddedRedis, cell: str) -> None:
     timing = RedisTiming(replicas_min=1, replica_wait_s=0.02)
-    async with redis_support.opened(redis_server.url, cell=cell, timing=timing) as store:
-        tenure = await store.acquire("ann", LEASE_S)
+    async with (
+        redis_support.opened(redis_server.url, cell=cell) as alone,
+        redis_support.opened(redis_server.url, cell=cell, timing=timing) as store,
+    ):
+        with pytest.raises(Refused, match="0 replicas follow it, wanted 1"):
+            await store.acquire("ann", LEASE_S)
+        tenure = await alone.acquire("ann", LEASE_S)
 
         with pytest.raises(OutcomeUnknown, match="0 replicas have the write, wanted 1"):
             await store.apply([put("t1")], tenure)

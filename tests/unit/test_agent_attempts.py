@@ -71,6 +71,26 @@ async def test_a_plan_that_runs_already_is_ignored() -> None:
     assert told == []
 
 
+async def test_an_attempt_that_is_cancelled_with_its_plan_gives_everything_back() -> None:
+    given_back = list[AttemptKey]()
+
+    async def run(key: AttemptKey, plan: Plan) -> Note | None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            given_back.append(key)
+        return None
+
+    attempts = Attempts(run, tell=lambda note: None)
+    attempts.start(KEY, _plan())
+    attempts.cancel(KEY)
+    attempts.cancel(KEY)
+    await attempts.cancel_all()
+
+    assert given_back == [KEY]
+    assert [len(attempts), list(attempts.plans()), attempts.has_ended(KEY)] == [0, [], True]
+
+
 async def test_the_outcome_of_an_ended_attempt_is_told_again() -> None:
     told = list[Note]()
     outcome = ProgressNote(KEY, TurnState.PREFILLING, prefill_done=True)

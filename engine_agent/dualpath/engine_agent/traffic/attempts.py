@@ -49,8 +49,9 @@ class Attempts:
     def cancel(self, key: AttemptKey) -> None:
         """Stop an attempt; it gives back what it holds on its own. Unknown and ended attempts are fine."""
         task = self._tasks.get(key)
-        if task is not None and not task.cancelling():
-            task.cancel()
+        if task is not None:
+            # Not at once: a task cancelled before its first step never runs, and would never give back what it counts.
+            asyncio.get_running_loop().call_soon(_cancel, task)
 
     def has_ended(self, key: AttemptKey) -> bool:
         return key in self._ended
@@ -86,3 +87,8 @@ class Attempts:
                 del self._ended[next(iter(self._ended))]
         if note is not None:
             self._tell(note)
+
+
+def _cancel(task: "asyncio.Task[None]") -> None:
+    if not task.cancelling():
+        task.cancel()

@@ -103,7 +103,8 @@ class RedisStore:
         """Become the writer; an owner of the same name may come back at once, its older tenure is deposed."""
         unique = uuid.uuid4().hex
         async with self._order:
-            reply = await self._ask("acquire", "", owner, unique, _to_ms(lease_s), wait=True)
+            await self._check_replicas()
+            reply = await self._ask("acquire", "", owner, unique, _to_ms(lease_s))
             match reply:
                 case [int(epoch)]:
                     tenure = Tenure(epoch, f"{epoch}:{unique}")
@@ -193,12 +194,28 @@ class RedisStore:
             raise OutcomeUnknown(f"{waited[0]} replicas have the write, wanted {replicas}", reason="NO_REPLICAS")
         return reply
 
+    async def _check_replicas(self) -> None:
+        """Refuse a server that not enough replicas follow: a lease taken there would let nobody write, and a primary of
+        before a failover would make a second scheduler active. Changes nothing there.
+        """
+        replicas, wait_s = self._timing.replicas_min, self._timing.replica_wait_s
+        if not replicas:
+            return
+        try:
+            (found,) = await self._connection.exchange(("WAIT", replicas, _to_ms(wait_s)))
+        except OutcomeUnknown as error:
+            raise self._connection.refused(f"no answer: {error}") from error
+        if not (isinstance(found, int) and found >= replicas):
+            await self._connection.look_again()
+            follow = found if isinstance(found, int) else 0
+            raise self._connection.refused(f"{follow} replicas follow it, wanted {replicas}")
+
     # ---- asking
 
-    async def _ask(self, verb: str, token: str, *arguments: Argument, wait: bool = False) -> object:
+    async def _ask(self, verb: str, token: str, *arguments: Argument) -> object:
         """Run a verb that may be asked again without harm: a lost answer is Refused, not unknown."""
         try:
-            return await self._run(self._script(verb, token, *arguments), wait=wait)
+            return await self._run(self._script(verb, token, *arguments))
         except OutcomeUnknown as error:
             raise self._connection.refused(f"no answer: {error}") from error
 
